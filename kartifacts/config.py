@@ -1,0 +1,319 @@
+"""The only reader of the environment and of the configuration file: settings as one value, each with its origin.
+
+Order: explicit argument, environment variable, ``config.toml``, default.  Read when asked for, never at import.  An
+unknown ``KARTIFACTS_*`` variable or key is refused: a misspelt switch must not be silently off.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kartifacts.errors import ConfigError
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
+
+
+def _flag(text: str) -> bool:
+    folded = text.strip().lower()
+    if folded in _TRUE:
+        return True
+    if folded in _FALSE:
+        return False
+    raise ValueError("expected 1 or 0 (also true/false, yes/no, on/off)")
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        folded = text.strip().lower()
+        if folded not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}")
+        return folded
+
+    return parse
+
+
+def _count(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text.strip()) or not low <= int(text) <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("expected a number of seconds") from None
+    if not 0 < value <= 86_400:
+        raise ValueError("expected more than 0 and at most 86400 seconds")
+    return value
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError("expected a path")
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    return tuple(_path(part) for part in text.split(os.pathsep) if part.strip())
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    urls = tuple(part.rstrip("/") for part in re.split(r"[\s,]+", text) if part)
+    for url in urls:
+        if not re.match(r"(https?|file)://[^/]|file:///", url):
+            raise ValueError(f"{_redacted(url)!r} is not a URL that starts with https://, http:// or file://")
+    return urls
+
+
+def _redacted(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//***@", url).partition("?")[0]
+
+
+def _words(text: str) -> str:
+    return text.strip()
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One setting: its field in `Settings`, how its text is read, and what it is for."""
+
+    field: str
+    parse: Callable[[str], Any]
+    help: str
+
+    @property
+    def env(self) -> str:
+        return f"KARTIFACTS_{self.field.upper()}"
+
+
+VARIABLES = (
+    Variable("path", _paths, "directories looked at first, separated by ':'; read-only"),
+    Variable("store", _path, "local content-addressed store of verified artifacts"),
+    Variable("workspace", _path, "where the JIT writes objects and logs"),
+    Variable("mirrors", _urls, "mirrors in order, separated by spaces or commas; https://, http:// or file://"),
+    Variable("lock", _path, "kartifacts.lock: the releases, pinned by digest, that may be used"),
+    Variable("offline", _flag, "1: open no socket; a missing artifact is an error at once"),
+    Variable("jit", _choice("auto", "always", "never"), "auto, always (also offline) or never compile what is missing"),
+    Variable("verify", _choice("on", "off"), "off: debugging aid, skips the hash of local files and warns each time"),
+    Variable("download_threads", _count(1, 64), "parallel transfers of this process"),
+    Variable("connect_timeout", _seconds, "seconds to wait for a mirror to answer"),
+    Variable("read_timeout", _seconds, "seconds without a byte after which a transfer is given up"),
+    Variable("retries", _count(0, 20), "further tries after a transient fault of one mirror"),
+    Variable("jobs", _count(1, 4096), "compilers at once; default: from cores and memory"),
+    Variable("archs", _words, "arch list used where a command gets none, e.g. '8.0 9.0a cpu:x86-64-v3'"),
+    Variable("cxx", _words, "host C++ compiler: a name or a path"),
+    Variable("progress", _choice("auto", "on", "off"), "progress bars: auto shows them on a terminal"),
+)
+_BY_FIELD = {variable.field: variable for variable in VARIABLES}
+# KARTIFACTS_CONFIG names the file that the rest is read from, so it cannot be a setting itself.
+CONFIG_VARIABLE = "KARTIFACTS_CONFIG"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one run.  Paths are absolute; times are seconds."""
+
+    path: tuple[Path, ...] = ()
+    store: Path = Path()
+    workspace: Path = Path()
+    mirrors: tuple[str, ...] = ()
+    lock: Path | None = None
+    offline: bool = False
+    jit: str = "auto"
+    verify: str = "on"
+    download_threads: int = 8
+    connect_timeout: float = 5.0
+    read_timeout: float = 30.0
+    retries: int = 3
+    jobs: int | None = None
+    archs: str = ""
+    cxx: str = ""
+    progress: str = "auto"
+    # Not ours, but read here since only this module reads the environment:
+    cuda_home: tuple[tuple[str, str], ...] = ()  # (variable, value) in the order to try
+    max_jobs: str = ""
+    search_path: str = ""  # PATH
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # field → where its value came from
+
+    def shown(self) -> dict[str, tuple[str, str]]:
+        """Each setting as text, credentials removed, with where it came from."""
+        rows = {}
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            if isinstance(value, tuple):
+                text = " ".join(_redacted(str(item)) for item in value)
+            else:
+                text = "" if value is None else str(int(value) if isinstance(value, bool) else value)
+            rows[variable.field] = (text, self.origins.get(variable.field, "default"))
+        return rows
+
+
+def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Read the settings in force now.
+
+    Args:
+        environ: variables to read instead of the process's own.
+        overrides: field → value, from a command line or a caller; a str is parsed like the variable.
+
+    Raises:
+        ConfigError: naming the variable or key, its value and what is expected.
+    """
+    environ = os.environ if environ is None else environ
+    _refuse_unknown(environ)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for source, found in (*_from_file(environ), *_from_environ(environ), *_from_overrides(overrides or {})):
+        name, value = found
+        values[name] = value
+        origins[name] = source
+    _fill_directories(values, origins, environ)
+    if values["lock"] is None:
+        values["lock"] = _default_lock(environ)
+    return Settings(
+        **values,
+        cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in environ),
+        max_jobs=environ.get("MAX_JOBS", ""),
+        search_path=environ.get("PATH", os.defpath),
+        origins=origins,
+    )
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    known = {variable.env for variable in VARIABLES} | {CONFIG_VARIABLE}
+    for name in environ:
+        if name.startswith("KARTIFACTS_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"unknown variable {name}", hint=f"did you mean {near[0]}?" if near else "see kartifacts config"
+            )
+
+
+Found = tuple[str, tuple[str, Any]]
+
+
+def _from_environ(environ: Mapping[str, str]) -> list[Found]:
+    return [
+        (f"environment {variable.env}", (variable.field, _parsed(variable, environ[variable.env], variable.env)))
+        for variable in VARIABLES
+        if environ.get(variable.env)
+    ]
+
+
+def _from_overrides(overrides: Mapping[str, Any]) -> list[Found]:
+    found: list[Found] = []
+    for name, value in overrides.items():
+        if name not in _BY_FIELD:
+            raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(_BY_FIELD))}")
+        if value is not None:
+            parsed = _parsed(_BY_FIELD[name], value, name) if isinstance(value, str) else value
+            found.append(("argument", (name, parsed)))
+    return found
+
+
+def _from_file(environ: Mapping[str, str]) -> list[Found]:
+    explicit = environ.get(CONFIG_VARIABLE)
+    home = _config_home(environ)
+    path = Path(explicit) if explicit else home / "config.toml" if home else None
+    if path is None:
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if explicit:
+            raise ConfigError(f"{CONFIG_VARIABLE} names {explicit!r}, which does not exist") from None
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        if explicit:
+            raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+        return []
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not TOML: {error}") from error
+    found: list[Found] = []
+    for name, value in content.items():
+        if name not in _BY_FIELD:
+            near = difflib.get_close_matches(name, _BY_FIELD, n=1)
+            raise ConfigError(
+                f"unknown setting {name!r} in {str(path)!r}", hint=f"did you mean {near[0]}?" if near else None
+            )
+        separator = os.pathsep if name == "path" else " "
+        if isinstance(value, list):
+            value = separator.join(str(item) for item in value)
+        elif isinstance(value, bool):
+            value = str(int(value))
+        found.append((f"file {path}", (name, _parsed(_BY_FIELD[name], str(value), f"{name} in {str(path)!r}"))))
+    return found
+
+
+def _parsed(variable: Variable, text: str, shown_as: str) -> Any:
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{shown_as}={_redacted(text)!r}: {error}", hint=variable.help) from error
+
+
+def _home(environ: Mapping[str, str]) -> Path | None:
+    """The user's home, or None in a container whose user has none (or has '/', as OpenShift gives)."""
+    home = environ.get("HOME", "")
+    if not home:
+        import pwd
+
+        try:
+            home = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            return None
+    return Path(home) if os.path.isabs(home) and os.path.isdir(home) and home != "/" else None
+
+
+def _config_home(environ: Mapping[str, str]) -> Path | None:
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "kartifacts"
+    home = _home(environ)
+    return home / ".config" / "kartifacts" if home else None
+
+
+def _cache_home(environ: Mapping[str, str]) -> tuple[Path, str]:
+    base = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "kartifacts", "default, under XDG_CACHE_HOME"
+    home = _home(environ)
+    if home is not None:
+        return home / ".cache" / "kartifacts", "default"
+    temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108  the store checks owner and mode before use
+    return Path(temporary) / f"kartifacts-{os.getuid()}", "default, for want of a home directory"
+
+
+def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:
+    cache, origin = _cache_home(environ)
+    for name, default in (("store", cache / "store"), ("workspace", cache / "workspace")):
+        if name not in values:
+            values[name] = default
+            origins[name] = origin
+    values.setdefault("lock", None)
+
+
+def _default_lock(environ: Mapping[str, str]) -> Path | None:
+    home = _config_home(environ)
+    path = home / "kartifacts.lock" if home else None
+    return path if path is not None and path.is_file() else None
+
+
+assert {f.name for f in fields(Settings)} >= set(_BY_FIELD)

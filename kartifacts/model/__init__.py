@@ -1,0 +1,1 @@
+"""Values without I/O: archs, ops and specs, digests, manifests and the layout of a repository."""

@@ -1,0 +1,73 @@
+"""The identity of bytes: sha256, canonical JSON, and a JSON reader that refuses what has two readings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any, NewType, NoReturn
+
+from kartifacts.errors import VerificationError
+
+Digest = NewType("Digest", str)
+"""64 lower-case hex digits of a sha256; the type shows that a string went through `parse_digest` or `sha256`."""
+
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MAX_DEPTH = 64
+
+
+def sha256(data: bytes | bytearray | memoryview) -> Digest:
+    return Digest(hashlib.sha256(data).hexdigest())
+
+
+def parse_digest(text: str) -> Digest:
+    """Accept ``sha256:<hex>`` or ``<hex>``; anything else, another algorithm included, is a `VerificationError`."""
+    bare = text.removeprefix("sha256:")
+    if not _HEX.fullmatch(bare):
+        raise VerificationError(f"not a sha256 digest: expected 64 lower-case hex digits, got {text[:100]!r}")
+    return Digest(bare)
+
+
+def canonical_json(value: object) -> bytes:
+    """Encode so that equal values give equal bytes: keys sorted, no spaces, UTF-8, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def strict_json(data: bytes, *, what: str) -> Any:
+    """Decode JSON, refusing duplicate keys, NaN, deep nesting and bad UTF-8.
+
+    Raises:
+        VerificationError: naming `what` and the fault.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise VerificationError(f"{what} is malformed: the key {twice[:100]!r} stands twice")
+        return made
+
+    def no_constant(text: str) -> NoReturn:
+        raise VerificationError(f"{what} is malformed: {text} is not JSON")
+
+    try:
+        value = json.loads(data, object_pairs_hook=unique, parse_constant=no_constant)
+        _bound_depth(value, what)
+    except (ValueError, RecursionError) as error:
+        raise VerificationError(f"{what} is malformed: {error}") from error
+    return value
+
+
+def _bound_depth(value: Any, what: str) -> None:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return
+    raise VerificationError(f"{what} is malformed: nested deeper than {_MAX_DEPTH} levels")

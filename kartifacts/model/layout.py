@@ -1,0 +1,71 @@
+"""Names in a repository; publisher and reader agree here and nowhere else.
+
+oci-layout                                             this is an OCI image layout
+index.json                                             its entry for skopeo, oras, crane; our client never trusts it
+blobs/sha256/<hex>                                     packs, kernel tables, bundle manifests, release indexes
+targets/<library>/<version>/<sha256>.index.json        a release, by name; one file, and it never changes
+"""
+
+from __future__ import annotations
+
+import re
+
+from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.model.digest import Digest
+
+OCI_LAYOUT = "oci-layout"
+OCI_LAYOUT_CONTENT = b'{"imageLayoutVersion":"1.0.0"}'
+OCI_INDEX = "index.json"
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._+-]{0,126}[a-z0-9])?")
+_SEGMENT = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._+-]{0,253}[A-Za-z0-9_+-])?")
+_SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,12}")
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_MAX_PATH = 1024
+
+
+def blob_path(digest: Digest) -> str:
+    return f"blobs/sha256/{digest}"
+
+
+def release_directory(library: str, version: str) -> str:
+    return f"targets/{check_name(library, 'library')}/{check_name(version, 'version')}"
+
+
+def release_path(library: str, version: str, digest: Digest) -> str:
+    return f"{release_directory(library, version)}/{digest}.index.json"
+
+
+def check_name(text: str, what: str) -> str:
+    """Give back `text` if it may name a library, version, family or op; else `ConfigError`."""
+    if not _NAME.fullmatch(text) or ".." in text or _DEVICE.fullmatch(text):
+        raise ConfigError(
+            f"bad {what} name {text[:150]!r}: expected lower-case letters, digits and . _ + - "
+            "between them, at most 128 characters"
+        )
+    return text
+
+
+def check_path(text: str, *, what: str = "a kernel path") -> str:
+    """Give back `text` if it is a safe relative path of a published file; else `VerificationError`.
+
+    Upper case is allowed, since the trees that users import have it; `..`, absolute paths, empty segments, control
+    characters, Windows device names and anything outside ASCII are not.
+    """
+    bad = len(text) > _MAX_PATH or any(
+        not _SEGMENT.fullmatch(segment) or ".." in segment or _DEVICE.fullmatch(segment) for segment in text.split("/")
+    )
+    if bad:
+        raise VerificationError(f"{what} is not a safe relative path: {text[:150]!r}")
+    return text
+
+
+def suffix_of(path: str) -> str:
+    """The last suffix (``.so``, ``.cubin``) if it is plain, else nothing.
+
+    The store keeps it because a loader may choose by suffix.
+    """
+    name = path.rpartition("/")[2]
+    dot = name.rfind(".")
+    suffix = name[dot:] if dot > 0 else ""
+    return suffix if _SUFFIX.fullmatch(suffix) else ""

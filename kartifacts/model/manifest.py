@@ -1,0 +1,225 @@
+"""What is published: release index → bundle manifest → kernel table → blocks inside packs.
+
+A *release* is an OCI image index, a *bundle* an OCI image manifest whose config is the kernel table (zstd JSON) and whose
+layers are packs.  A *pack* is a row of zstd frames; each frame is one *block*: the kernels of a run of names, solid.  So a
+whole bundle is a few large GETs, and one kernel is one Range GET of its block.
+
+Everything here is parsed only after its digest was checked against the object that named it, and is bounded: sizes
+before reading, counts and offsets while parsing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from kartifacts.errors import VerificationError
+from kartifacts.model.digest import Digest, canonical_json, parse_digest, strict_json
+from kartifacts.model.layout import check_path
+
+MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
+MEDIA_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+MEDIA_TABLE = "application/vnd.kartifacts.table.v1+json+zstd"
+MEDIA_PACK = "application/vnd.kartifacts.pack.v1+zstd"
+ARTIFACT_RELEASE = "application/vnd.kartifacts.release.v1"
+ARTIFACT_BUNDLE = "application/vnd.kartifacts.bundle.v1"
+
+NOTE = "dev.kartifacts."  # annotations: library, version, family, arch, abi, toolchain, raw-size
+
+MAX_INDEX = 4 << 20  # bytes of a release index or a bundle manifest
+MAX_TABLE = 64 << 20  # bytes of a kernel table, compressed
+MAX_TABLE_RAW = 256 << 20  # bytes of a kernel table, decompressed
+MAX_PACK = 2 << 30  # bytes of one pack
+MAX_BLOCK_RAW = 1 << 30  # bytes of one block, decompressed
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Points at a blob: media type, digest (``sha256:<hex>``), size in bytes."""
+
+    media_type: str
+    digest: str
+    size: int
+    artifact_type: str = ""
+    annotations: dict[str, str] = {}
+
+    @property
+    def sha256(self) -> Digest:
+        return parse_digest(self.digest)
+
+    def note(self, name: str) -> str:
+        return self.annotations.get(NOTE + name, "")
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A named index of bundles (OCI image index)."""
+
+    schema_version: int
+    media_type: str
+    artifact_type: str
+    manifests: list[Descriptor]
+    annotations: dict[str, str] = {}
+
+    @property
+    def library(self) -> str:
+        return self.annotations.get(NOTE + "library", "")
+
+    @property
+    def version(self) -> str:
+        return self.annotations.get(NOTE + "version", "")
+
+
+class BundleManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The kernels of one family for one arch and ABI (OCI image manifest)."""
+
+    schema_version: int
+    media_type: str
+    artifact_type: str
+    config: Descriptor
+    layers: list[Descriptor]
+    annotations: dict[str, str] = {}
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """One zstd frame: `length` bytes at `offset` of layer number `pack`, `size` bytes when decompressed."""
+
+    pack: int
+    offset: int
+    length: int
+    size: int
+    sha256: str  # of the compressed bytes: checked before they reach the decompressor
+
+
+class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One published binary: `size` bytes at `offset` of the decompressed block number `block`."""
+
+    uri: str  # norm/rmsnorm?dtype=bfloat16, or the path of an imported file
+    sha256: str
+    size: int
+    block: int
+    offset: int
+    suffix: str = ""
+    key: str = ""  # sha256 of all that can change the bytes; empty for imported files
+    op_digest: str = ""  # sha256 of what the op is, without arch and toolchain; see model.spec
+    exports: list[str] = []
+    needs: dict[str, str] = {}  # glibc, glibcxx, cxxabi, cudart, driver, tvm_ffi: lowest version that will do
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The config of a bundle: every kernel and where it lies."""
+
+    version: int
+    library: str
+    family: str
+    arch: str  # canonical arch, or "any" for files that are not tied to one
+    abi: str  # "tvm-ffi-0.1", or "none" for imported files
+    blocks: list[Block]
+    kernels: list[KernelEntry]
+    toolchain: dict[str, str] = {}
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A release pinned by digest: one line of kartifacts.lock."""
+
+    library: str
+    version: str
+    sha256: str
+    size: int
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of kartifacts.lock: the only releases whose bytes may be used."""
+
+    version: int
+    releases: list[Pin]
+
+
+_T = TypeVar("_T")
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """Canonical JSON: equal values give equal bytes, so equal digests."""
+    return canonical_json(msgspec.to_builtins(value))
+
+
+def _decode(data: bytes, kind: type[_T], what: str) -> _T:
+    value: Any = strict_json(data, what=what)
+    try:
+        return msgspec.convert(value, type=kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise VerificationError(f"{what} is malformed: {error}") from error
+
+
+def _expect(actual: object, expected: object, what: str) -> None:
+    if actual != expected:
+        raise VerificationError(
+            f"{what}: expected {expected!r}, got {str(actual)[:100]!r}",
+            expected=str(expected),
+            actual=str(actual)[:100],
+        )
+
+
+def decode_release(data: bytes, *, what: str = "release index") -> Release:
+    release = _decode(data, Release, what)
+    _expect(release.schema_version, 2, f"schemaVersion of {what}")
+    _expect(release.artifact_type, ARTIFACT_RELEASE, f"artifactType of {what}")
+    for descriptor in release.manifests:
+        _check_descriptor(descriptor, MEDIA_MANIFEST, MAX_INDEX, what)
+    return release
+
+
+def decode_bundle(data: bytes, *, what: str = "bundle manifest") -> BundleManifest:
+    bundle = _decode(data, BundleManifest, what)
+    _expect(bundle.schema_version, 2, f"schemaVersion of {what}")
+    _expect(bundle.artifact_type, ARTIFACT_BUNDLE, f"artifactType of {what}")
+    _check_descriptor(bundle.config, MEDIA_TABLE, MAX_TABLE, what)
+    for layer in bundle.layers:
+        _check_descriptor(layer, MEDIA_PACK, MAX_PACK, what)
+    return bundle
+
+
+def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel table") -> Table:
+    """Parse a decompressed kernel table and check every offset against the packs of `bundle`."""
+    table = _decode(data, Table, what)
+    _expect(table.version, 1, f"version of {what}")
+    for block in table.blocks:
+        parse_digest(block.sha256)
+        if not 0 <= block.pack < len(bundle.layers):
+            raise VerificationError(f"{what} names pack {block.pack} of {len(bundle.layers)}")
+        if not (
+            0 <= block.offset
+            and 0 < block.length
+            and block.offset + block.length <= bundle.layers[block.pack].size
+            and 0 <= block.size <= MAX_BLOCK_RAW
+        ):
+            raise VerificationError(f"{what} has a block outside its pack: {block}")
+    seen: set[str] = set()
+    for kernel in table.kernels:
+        parse_digest(kernel.sha256)
+        check_path(kernel.uri.partition("?")[0], what=f"a uri in {what}")
+        if kernel.uri in seen:
+            raise VerificationError(f"{what} lists {kernel.uri[:150]!r} twice")
+        seen.add(kernel.uri)
+        if not 0 <= kernel.block < len(table.blocks):
+            raise VerificationError(f"{what} puts {kernel.uri[:150]!r} into a block that is not there")
+        inside = table.blocks[kernel.block].size
+        if not (0 <= kernel.offset and 0 <= kernel.size and kernel.offset + kernel.size <= inside):
+            raise VerificationError(f"{what} puts {kernel.uri[:150]!r} outside its block")
+    return table
+
+
+def decode_lock(data: bytes, *, what: str = "kartifacts.lock") -> Lock:
+    lock = _decode(data, Lock, what)
+    _expect(lock.version, 1, f"version of {what}")
+    for pin in lock.releases:
+        parse_digest(pin.sha256)
+        if not 0 < pin.size <= MAX_INDEX:
+            raise VerificationError(f"{what} pins a release index of {pin.size} bytes; at most {MAX_INDEX} are read")
+    return lock
+
+
+def _check_descriptor(descriptor: Descriptor, media_type: str, limit: int, what: str) -> None:
+    _expect(descriptor.media_type, media_type, f"mediaType in {what}")
+    parse_digest(descriptor.digest)
+    if not 0 <= descriptor.size <= limit:
+        raise VerificationError(f"{what} points at a blob of {descriptor.size} bytes; at most {limit} are read")

@@ -1,0 +1,168 @@
+"""Op → spec → key: what is declared, one specialisation of it, and the identity of its bytes.
+
+Two digests, because two questions are asked:
+
+* `Spec.op_digest`: is this *the same op*?  Over the op, its axes, the content of every source and header reached, the
+  declared flags and the FFI ABI.  A machine without a compiler can compute it; a prebuilt kernel fits when it is equal,
+  whatever version string either side carries.
+* `Spec.key(toolchain)`: are these *the same bytes*?  Over the above, the full arch and the toolchain's kind and version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kartifacts.errors import ConfigError
+from kartifacts.model.arch import Arch
+from kartifacts.model.digest import Digest, canonical_json, sha256
+from kartifacts.model.layout import check_name
+
+KEY_SCHEMA = 1
+FFI_ABI = "tvm-ffi-0.1"
+
+
+class DeviceDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an op is built for one kind of device.
+
+    Paths are relative to the directory of op.toml; `..` may reach another directory of the same library, no further.
+    """
+
+    toolchain: str  # cxx | nvcc
+    sources: list[str]  # device code with its launcher; compiled per arch and specialisation
+    host_sources: list[str] = []  # FFI binding; compiled once per op by the host compiler
+    flags: list[str] = []
+    defines: dict[str, dict[str, str]] = {}  # axis → value → macro definition, e.g. KART_DTYPE=2
+    min_arch: str = ""  # lowest arch that the code supports, e.g. 7.5
+    majors: list[int] = []  # CUDA major versions that the code supports; empty: all
+
+
+class OpDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One op as declared in op.toml."""
+
+    name: str
+    summary: str
+    exports: list[str]
+    axes: dict[str, list[str]]
+    device: dict[str, DeviceDecl]  # cpu | cuda
+    reference: str = ""  # file:function of the float64 reference
+    trace: str = ""  # trace template
+
+
+class FamilyDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of one op.toml."""
+
+    schema: int
+    family: str
+    op: list[OpDecl]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that the bytes depend on: its path relative to the library's root, and its content's digest."""
+
+    path: str
+    sha256: Digest
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One specialisation of one op for one arch: what a toolchain compiles and what a release promises.
+
+    `root` is where the sources lie on this machine; it takes no part in any identity.
+    """
+
+    library: str
+    family: str
+    op: OpDecl
+    axes: tuple[tuple[str, str], ...]  # sorted by axis
+    arch: Arch
+    device: DeviceDecl
+    sources: tuple[Source, ...]  # everything reached, headers included, sorted by path
+    root: str
+
+    @property
+    def uri(self) -> str:
+        return make_uri(self.family, self.op.name, dict(self.axes))
+
+    def identity(self) -> dict[str, Any]:
+        """What `op_digest` is made of, for ``kartifacts explain-key``."""
+        return {
+            "schema": KEY_SCHEMA,
+            "uri": self.uri,
+            "exports": self.op.exports,
+            "toolchain": self.device.toolchain,
+            "flags": self.device.flags,
+            "defines": self.defines,
+            "compile": [self.device.sources, self.device.host_sources],
+            "sources": {source.path: source.sha256 for source in self.sources},
+            "ffi": FFI_ABI,
+        }
+
+    @property
+    def defines(self) -> list[str]:
+        return [
+            self.device.defines[axis][value] for axis, value in self.axes if value in self.device.defines.get(axis, {})
+        ]
+
+    @property
+    def op_digest(self) -> Digest:
+        return sha256(canonical_json(self.identity()))
+
+    def key_parts(self, toolchain: dict[str, str]) -> dict[str, Any]:
+        """What `key` is made of; `toolchain` holds its kind, version and whatever else changes its output."""
+        return {**self.identity(), "arch": str(self.arch), "toolchain": toolchain}
+
+    def key(self, toolchain: dict[str, str]) -> Digest:
+        return sha256(canonical_json(self.key_parts(toolchain)))
+
+
+def make_uri(family: str, op: str, axes: dict[str, str]) -> str:
+    """``norm/rmsnorm?dtype=bfloat16``: deterministic, axes sorted by name."""
+    query = "&".join(f"{axis}={axes[axis]}" for axis in sorted(axes))
+    return f"{family}/{op}" + (f"?{query}" if query else "")
+
+
+def check_axes(family: str, op: OpDecl, axes: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """Give back `axes` sorted, or say which axis is unknown, missing or has a value that is not declared."""
+    name = f"{family}/{op.name}"
+    for axis in axes:
+        if axis not in op.axes:
+            raise ConfigError(f"{name} has no axis {axis!r}; its axes are: {', '.join(sorted(op.axes)) or 'none'}")
+    for axis, values in op.axes.items():
+        if axis not in axes:
+            raise ConfigError(f"{name} needs the axis {axis!r}, one of: {', '.join(values)}")
+        if str(axes[axis]) not in values:
+            raise ConfigError(
+                f"{name} is not declared for {axis}={str(axes[axis])[:80]!r}; declared: {', '.join(values)}"
+            )
+    return tuple(sorted((axis, str(value)) for axis, value in axes.items()))
+
+
+def check_family(decl: FamilyDecl, *, what: str) -> FamilyDecl:
+    """Check the names and references inside a declaration; unknown keys were refused while parsing."""
+    if decl.schema != 1:
+        raise ConfigError(f"{what}: schema {decl.schema} is not known; this version reads schema 1")
+    check_name(decl.family, "family")
+    names = [op.name for op in decl.op]
+    for op in decl.op:
+        check_name(op.name, "op")
+        if names.count(op.name) > 1:
+            raise ConfigError(f"{what}: the op {op.name!r} is declared twice")
+        if not op.device:
+            raise ConfigError(f"{what}: the op {op.name!r} is declared for no device")
+        for kind, device in op.device.items():
+            if kind not in ("cpu", "cuda"):
+                raise ConfigError(f"{what}: {op.name}.device.{kind}: expected cpu or cuda")
+            if not device.sources:
+                raise ConfigError(f"{what}: {op.name}.device.{kind} lists no sources")
+            for axis, values in device.defines.items():
+                unknown = set(values) - set(op.axes.get(axis, []))
+                if axis not in op.axes or unknown:
+                    raise ConfigError(
+                        f"{what}: {op.name}.device.{kind}.defines names {axis}={sorted(unknown)}, "
+                        "which no axis of the op declares"
+                    )
+    return decl
