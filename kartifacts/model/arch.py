@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -27,6 +27,7 @@ class _Cuda(NamedTuple):
     until: Toolkit | None = None
     a: Toolkit | None = None
     f: Toolkit | None = None
+    renamed: str = ""  # what `until` calls it
     tegra: bool = False  # an integrated GPU: no binary code passes between it and others of its major version
 
 
@@ -47,14 +48,13 @@ _CUDA: dict[tuple[int, int], _Cuda] = {
     (8, 9): _Cuda(since=(11, 8)),
     (9, 0): _Cuda(since=(11, 8), a=(12, 0)),
     (10, 0): _Cuda(since=(12, 8), a=(12, 8), f=(12, 9)),
-    (10, 1): _Cuda(since=(12, 8), until=(13, 0), a=(12, 8), f=(12, 9), tegra=True),
+    (10, 1): _Cuda(since=(12, 8), until=(13, 0), a=(12, 8), f=(12, 9), renamed="11.0", tegra=True),
     (10, 3): _Cuda(since=(12, 9), a=(12, 9), f=(12, 9)),
     (10, 7): _Cuda(since=(13, 4), a=(13, 4), f=(13, 4)),
     (11, 0): _Cuda(since=(13, 0), a=(13, 0), f=(13, 0)),
     (12, 0): _Cuda(since=(12, 8), a=(12, 8), f=(12, 9)),
     (12, 1): _Cuda(since=(12, 9), a=(12, 9), f=(12, 9)),
 }
-_RENAMED = {(10, 1): "11.0"}
 _NAMED = {  # torch's names
     "maxwell+tegra": "5.3",
     "maxwell": "5.0 5.2+PTX",
@@ -73,9 +73,7 @@ _NAMED = {  # torch's names
 _GFX = {  # AMD target → the target features that it can be built with or without
     **dict.fromkeys(("gfx906", "gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950"), ("sramecc", "xnack")),
     **dict.fromkeys(("gfx900", "gfx90c", "gfx1010", "gfx1011", "gfx1012"), ("xnack",)),
-    **dict.fromkeys(("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"), ()),
-    **dict.fromkeys(("gfx1100", "gfx1101", "gfx1102", "gfx1103"), ()),
-    **dict.fromkeys(("gfx1150", "gfx1151", "gfx1152", "gfx1153", "gfx1200", "gfx1201", "gfx1250"), ()),
+    **{f"gfx{n}": () for n in (*range(1030, 1037), *range(1100, 1104), *range(1150, 1154), 1200, 1201, 1250)},
 }
 _CPU = {  # name → (instruction set, level); a level runs what was built for a lower one
     "x86-64": ("x86-64", 1),
@@ -89,8 +87,10 @@ _CUDA_TEXT = re.compile(
     r"(?:(?:sm_?|compute_?)?(?P<packed>[1-9][0-9]{1,2})|(?P<major>[1-9][0-9]?)\.(?P<minor>[0-9]))"
     r"(?P<suffix>[a-z]?)(?P<ptx>\+ptx)?"
 )
+_SUFFIXES: tuple[Suffix, ...] = ("", "a", "f")
 _SUFFIX_NAMES = {"": "plain", "a": "arch-specific", "f": "family-specific"}
 _STRENGTH = {"": 0, "f": 1, "a": 2}  # each has the instructions of those below it
+_HINT = "archs look like 8.0, 9.0a, 10.0f, sm_90a, 8.0+PTX, gfx942, cpu:x86-64-v3, cpu:aarch64, native"
 
 
 class Verdict(NamedTuple):
@@ -135,12 +135,12 @@ class Arch:
     def runs_on(self, device: Arch) -> Verdict:
         """Whether code built for this arch runs on `device`, of which a suffix and PTX are disregarded."""
         rank = _RANK[self.kind](self, device) if self.kind == device.kind else None
-        subject = f"built for {self}, which runs on {_COVERS[self.kind](self)}; the device is {_bare(device)}"
-        return Verdict(rank is not None, subject, rank or 0)
-
-
-def _bare(device: Arch) -> Arch:
-    return replace(device, suffix="", ptx=False)
+        bare = replace(device, suffix="", ptx=False)
+        return Verdict(
+            rank is not None,
+            f"built for {self}, which runs on {_COVERS[self.kind](self)}; the device is {bare}",
+            rank or 0,
+        )
 
 
 # -- what runs where ---------------------------------------------------------------------------------------------------
@@ -150,41 +150,34 @@ def _bare(device: Arch) -> Arch:
 
 def _cuda_rank(built: Arch, device: Arch) -> int | None:
     step = device.minor - built.minor
-    same_chip = built.major == device.major and step == 0
-    if same_chip or (
-        built.suffix != "a" and built.major == device.major and step > 0 and not _tegra_apart(built, device)
-    ):
-        tier = {"a": 0, "f": 1000, "": 2000}[built.suffix]
-        return tier + 2 * step + built.ptx
+    if built.major == device.major and step >= 0 and (step == 0 or not (_alone(built) or _is_tegra(device))):
+        return {"a": 0, "f": 1000, "": 2000}[built.suffix] + 2 * step + built.ptx
     ahead = (device.major - built.major) * 100 + step
-    if built.ptx and not built.suffix and ahead > 0:
-        return 10_000 + ahead
-    return None
+    return 10_000 + ahead if built.ptx and not built.suffix and ahead > 0 else None
 
 
-def _tegra_apart(built: Arch, device: Arch) -> bool:
-    return any(_is_tegra(arch.major, arch.minor) for arch in (built, device))
+def _is_tegra(arch: Arch) -> bool:
+    return (arch.major, arch.minor) in _CUDA and _CUDA[arch.major, arch.minor].tegra
 
 
-def _is_tegra(major: int, minor: int) -> bool:
-    return (major, minor) in _CUDA and _CUDA[major, minor].tegra
+def _alone(built: Arch) -> bool:
+    return built.suffix == "a" or _is_tegra(built)
 
 
 def _cuda_covers(built: Arch) -> str:
     own = f"{built.major}.{built.minor}"
     if built.ptx and not built.suffix:
         return f"{own} and later"
-    if built.suffix == "a" or _is_tegra(built.major, built.minor):
+    if _alone(built):
         return f"{own} only"
-    apart = [f"{x}.{y}" for x, y in _CUDA if x == built.major and y > built.minor and _is_tegra(x, y)]
+    apart = [f"{x}.{y}" for (x, y), row in _CUDA.items() if x == built.major and y > built.minor and row.tegra]
     return f"{own} and later {built.major}.x" + (f" except {', '.join(apart)}" if apart else "")
 
 
 def _hip_rank(built: Arch, device: Arch) -> int | None:
     (base, wants), (chip, has) = _features(built.name), _features(device.name)
-    if base != chip or any(has.get(feature, on) != on for feature, on in wants.items()):
-        return None
-    return 2 - len(wants)
+    clash = any(has.get(feature, on) != on for feature, on in wants.items())
+    return None if base != chip or clash else len(_GFX.get(base, ())) - len(wants)
 
 
 def _features(name: str) -> tuple[str, dict[str, str]]:
@@ -194,7 +187,7 @@ def _features(name: str) -> tuple[str, dict[str, str]]:
 
 def _hip_covers(built: Arch) -> str:
     base, wants = _features(built.name)
-    return base + "".join(f", {feature} {'on' if on == '+' else 'off'}" for feature, on in wants.items()) + " only"
+    return base + "".join(f" with {feature} {'on' if on == '+' else 'off'}" for feature, on in wants.items()) + " only"
 
 
 def _cpu_rank(built: Arch, device: Arch) -> int | None:
@@ -203,7 +196,7 @@ def _cpu_rank(built: Arch, device: Arch) -> int | None:
 
 
 def _cpu_covers(built: Arch) -> str:
-    return f"{built.name} CPUs" + (" and later" if built.name.startswith("x86-64") else "")
+    return f"{built.name} CPUs and later" if _CPU.get(built.name, ("", 0))[0] == "x86-64" else f"{built.name} CPUs"
 
 
 _RANK = {"cuda": _cuda_rank, "hip": _hip_rank, "cpu": _cpu_rank}
@@ -289,17 +282,17 @@ def _resolve_native(item: str, folded: str, native: Sequence[Arch] | None) -> tu
 def _read_cuda(item: str, folded: str) -> Arch:
     match = _CUDA_TEXT.fullmatch(folded)
     if match is None:
-        raise _unknown(item, difflib.get_close_matches(folded[:40], _spellings(), n=4, cutoff=0.5))
+        spellings = [*map(str, _SINCE), *_NAMED, *_GFX, *(f"cpu:{name}" for name in _CPU), "native"]
+        raise _unknown(item, difflib.get_close_matches(folded[:40], spellings, n=4, cutoff=0.5))
     digits = match["packed"] or match["major"] + match["minor"]
     major, minor, suffix = int(digits[:-1]), int(digits[-1]), match["suffix"]
-    known = _CUDA.get((major, minor))
-    if known is None:
+    if (major, minor) not in _CUDA:
         nearest = min({x for x, _ in _CUDA}, key=lambda x: (abs(x - major), -x))
-        raise _unknown(item, [str(arch) for arch in _all_cuda() if arch.major == nearest])
-    for arch in _variants(major, minor):
-        if arch.suffix == suffix:
-            return replace(arch, ptx=match["ptx"] is not None)
-    raise _unknown(item, map(str, _variants(major, minor)), f": {major}.{minor} has no variant {suffix!r}")
+        raise _unknown(item, [str(arch) for arch in _SINCE if arch.major == nearest])
+    variants = {arch.suffix: arch for arch in _SINCE if (arch.major, arch.minor) == (major, minor)}
+    if suffix not in variants:
+        raise _unknown(item, map(str, variants.values()), f" ({major}.{minor} has no variant {suffix!r})")
+    return replace(variants[suffix], ptx=match["ptx"] is not None)
 
 
 def _read_gfx(item: str, folded: str) -> Arch:
@@ -316,60 +309,39 @@ def _read_gfx(item: str, folded: str) -> Arch:
     return Arch("hip", name=":".join([base, *sorted(features)]))
 
 
-def _variants(major: int, minor: int) -> Iterator[Arch]:
-    known = _CUDA[major, minor]
-    yield Arch("cuda", major, minor)
-    if known.a:
-        yield Arch("cuda", major, minor, "a")
-    if known.f:
-        yield Arch("cuda", major, minor, "f")
-
-
-def _all_cuda() -> list[Arch]:
-    return [arch for base in _CUDA for arch in _variants(*base)]
-
-
-def _spellings() -> list[str]:
-    return [*map(str, _all_cuda()), *_NAMED, *_GFX, *(f"cpu:{name}" for name in _CPU), "native"]
-
-
 def _unknown(item: str, near: Iterable[str], why: str = "") -> ConfigError:
-    listed = ", ".join(near) or "none"
-    return ConfigError(
-        f"unknown arch {item[:80]!r}{why}; near ones: {listed}",
-        hint="archs look like 8.0, 9.0a, 10.0f, sm_90a, 8.0+PTX, gfx942, cpu:x86-64-v3, cpu:aarch64, native",
-    )
+    listed = ", ".join(near)
+    return ConfigError(f"unknown arch {item[:80]!r}{why}" + (f"; near ones: {listed}" if listed else ""), hint=_HINT)
 
 
 # -- building ----------------------------------------------------------------------------------------------------------
 
+_SINCE: dict[Arch, Toolkit] = {  # every CUDA target → the first toolkit that builds it
+    Arch("cuda", major, minor, suffix): since
+    for (major, minor), row in _CUDA.items()
+    for suffix, since in zip(_SUFFIXES, (row.since, row.a, row.f), strict=True)
+    if since is not None
+}
+
 
 def check_toolkit(arch: Arch, toolkit: Toolkit) -> None:
     """Raise `ConfigError` if that CUDA toolkit cannot build for `arch`, its suffix included."""
-    have = "{}.{}".format(*toolkit)
-    known = _CUDA.get((arch.major, arch.minor)) if arch.kind == "cuda" else None
-    if known is None:
-        raise ConfigError(
-            f"a CUDA toolkit does not build for {arch}" if arch.kind != "cuda" else f"unknown arch {arch}"
-        )
-    base = f"{arch.major}.{arch.minor}"
-    if known.until is not None and toolkit >= known.until:
-        gone = "{}.{}".format(*known.until)
-        renamed = _RENAMED.get((arch.major, arch.minor))
-        fate = f"renamed it to {renamed}" if renamed else "dropped it"
-        raise ConfigError(
-            f"arch {arch} cannot be built with CUDA {have}: CUDA {gone} {fate}; it needs a toolkit < {gone}",
-            hint=f"build for {renamed}{arch.suffix}" if renamed else f"use CUDA 12.9, or leave {arch} out",
-        )
-    since = {"": known.since, "a": known.a, "f": known.f}[arch.suffix]
+    since = _SINCE.get(replace(arch, ptx=False))
     if since is None:
-        raise ConfigError(f"arch {base} has no {_SUFFIX_NAMES[arch.suffix]} variant {arch}")
-    if toolkit < since:
-        usable = ", ".join(str(other) for other in _variants(arch.major, arch.minor) if other in targets(toolkit))
+        raise ConfigError(f"no CUDA toolkit is known to build for {arch}")
+    have, row = _dotted(toolkit), _CUDA[arch.major, arch.minor]
+    if row.until is not None and toolkit >= row.until:
+        fate = f"renamed it to {row.renamed}" if row.renamed else "dropped it"
         raise ConfigError(
-            f"arch {arch} cannot be built with CUDA {have}: {_SUFFIX_NAMES[arch.suffix]} code for {base} "
-            f"needs CUDA >= {'{}.{}'.format(*since)}",
-            hint=f"with CUDA {have}, {usable} can be built" if usable else "install a newer CUDA toolkit",
+            f"arch {arch} cannot be built with CUDA {have}: it needs CUDA < {_dotted(row.until)}, which {fate}",
+            hint=f"ask for {row.renamed}{arch.suffix}" if row.renamed else "use an older toolkit, or leave it out",
+        )
+    if toolkit < since:
+        usable = [str(other) for other in targets(toolkit) if (other.major, other.minor) == (arch.major, arch.minor)]
+        raise ConfigError(
+            f"arch {arch} cannot be built with CUDA {have}: {_SUFFIX_NAMES[arch.suffix]} code for "
+            f"{arch.major}.{arch.minor} needs CUDA >= {_dotted(since)}",
+            hint=f"CUDA {have} can build for {', '.join(usable)}" if usable else "install a newer CUDA toolkit",
         )
 
 
@@ -377,11 +349,13 @@ def targets(toolkit: Toolkit) -> list[Arch]:
     """Every arch that a CUDA toolkit can build for."""
     return [
         arch
-        for arch in _all_cuda()
-        for known in [_CUDA[arch.major, arch.minor]]
-        if (known.until is None or toolkit < known.until)
-        and toolkit >= ({"": known.since, "a": known.a, "f": known.f}[arch.suffix] or known.since)
+        for arch, since in _SINCE.items()
+        if since <= toolkit < (_CUDA[arch.major, arch.minor].until or (toolkit[0] + 1, 0))
     ]
+
+
+def _dotted(toolkit: Toolkit) -> str:
+    return ".".join(map(str, toolkit))
 
 
 def sm_name(arch: Arch) -> str:
@@ -407,15 +381,9 @@ def supported(
         majors: CUDA major versions that the op supports; empty for all.
         min_arch: the lowest arch that will do; with a suffix, its variants of at least that suffix.
     """
-    kept: list[Arch] = []
-    refused: list[Refusal] = []
-    for arch in archs:
-        reason = _unsupported(arch, majors, min_arch)
-        if reason is None:
-            kept.append(arch)
-        else:
-            refused.append(Refusal(str(arch), reason))
-    return tuple(kept), tuple(refused)
+    reasons = {arch: _unsupported(arch, majors, min_arch) for arch in archs}
+    kept = tuple(arch for arch, reason in reasons.items() if reason is None)
+    return kept, tuple(Refusal(str(arch), reason) for arch, reason in reasons.items() if reason is not None)
 
 
 def _unsupported(arch: Arch, majors: Sequence[int], least: Arch | None) -> str | None:
