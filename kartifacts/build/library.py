@@ -1,0 +1,391 @@
+"""Libraries of ops: reads op.toml files, finds every file that a kernel's bytes depend on, and gives specs.
+
+A library is a directory with ``<family>/op.toml`` and shared headers in ``include/``.  Nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import logging
+import os
+import posixpath
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from kartifacts.errors import ConfigError, Refusal
+from kartifacts.model.arch import Arch, parse_arch, supported
+from kartifacts.model.digest import Digest, sha256
+from kartifacts.model.layout import check_name
+from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes, check_family
+
+log = logging.getLogger(__name__)
+
+BUILTIN = "kartifacts"
+ENTRY_POINTS = "kartifacts.libraries"
+INCLUDE = "include"
+_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvcc",)}
+_AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_INCLUDED = re.compile(
+    rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
+)
+# What such a flag reads or writes is not in the op's identity, or differs from machine to machine.
+_REFUSED_FLAG = re.compile(
+    r"@.*|-(I|L|l|o|B|isystem|iquote|idirafter|imacros|include|pre-include|sysroot|-sysroot|specs|fplugin|ccbin).*"
+    r"|.*=native|-t\d*|-(arch|code|gencode|march|mcpu).*"
+    r"|--(include-path|system-include|library|library-path|compiler-bindir|threads|gpu-).*"
+)
+
+
+class Library:
+    """The ops that one directory declares.
+
+    Every file is read at most once: within a process, a library does not change.
+    """
+
+    def __init__(self, name: str, root: Path, families: Mapping[str, FamilyDecl], homes: Mapping[str, str]) -> None:
+        self.name = name
+        self.root = root
+        self.families = families
+        self._homes = homes  # family → its directory, relative to the root
+        self._reached: dict[tuple[str, ...], tuple[Source, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"Library({self.name!r}, {str(self.root)!r})"
+
+    @cached_property
+    def ops(self) -> tuple[str, ...]:
+        """Every op as ``family/op``, sorted."""
+        return tuple(sorted(f"{decl.family}/{op.name}" for decl in self.families.values() for op in decl.op))
+
+    def matches(self, op: str) -> tuple[str, ...]:
+        """The ops that `op` can mean: a full name means itself, a bare one any of that name."""
+        return tuple(name for name in self.ops if name == op or name.rpartition("/")[2] == op)
+
+    def find(self, op: str) -> tuple[str, OpDecl]:
+        """The family and declaration of ``norm/rmsnorm``, or of ``rmsnorm`` where one family declares it."""
+        found = self.matches(op)
+        if len(found) != 1:
+            raise _not_one(op, found, self.ops, f"library {self.name!r}")
+        family, _, name = found[0].rpartition("/")
+        return family, next(decl for decl in self.families[family].op if decl.name == name)
+
+    def spec(self, op: str, axes: Mapping[str, object], arch: Arch) -> Spec:
+        """One specialisation of an op for one arch, with the content of every file that its bytes depend on.
+
+        Raises:
+            ConfigError: the op or an axis is not declared, the op does not support `arch`, or a source is missing.
+        """
+        family, decl = self.find(op)
+        pairs = check_axes(family, decl, dict(axes))
+        return self._spec(family, decl, pairs, arch)
+
+    def specs(self, ops: Iterable[str], archs: Sequence[Arch]) -> tuple[list[Spec], list[Refusal]]:
+        """Every specialisation of `ops` (all, if none are named) for every arch that each op supports.
+
+        Returns:
+            The specs, and one refusal for each op and arch that were left out.
+
+        Raises:
+            ConfigError: nothing is left to build, or a declaration is wrong.
+        """
+        made: list[Spec] = []
+        skipped: list[Refusal] = []
+        wanted = {f"{family}/{decl.name}": (family, decl) for family, decl in map(self.find, tuple(ops) or self.ops)}
+        for name, (family, decl) in wanted.items():
+            for arch in archs:
+                reason = _unsupported(decl, arch)
+                if reason is not None:
+                    skipped.append(Refusal(f"{name} for {arch}", reason))
+                    continue
+                made.extend(self._spec(family, decl, pairs, arch) for pairs in _combinations(decl))
+        if not made:
+            reasons = "; ".join(map(str, skipped[:8]))
+            raise ConfigError(f"nothing to build for {' '.join(map(str, archs)) or 'an empty arch list'}: {reasons}")
+        return made, skipped
+
+    def closure(self, sources: Iterable[str]) -> tuple[Source, ...]:
+        """`sources` and every file of the library that they include, with content digests, sorted by path."""
+        wanted = tuple(sources)
+        if wanted not in self._reached:
+            self._reached[wanted] = reached(self.root, wanted)
+        return self._reached[wanted]
+
+    def _spec(self, family: str, decl: OpDecl, axes: tuple[tuple[str, str], ...], arch: Arch) -> Spec:
+        reason = _unsupported(decl, arch)
+        if reason is not None:
+            raise ConfigError(f"{family}/{decl.name} cannot be built for {arch}: {reason}")
+        device = self._device(family, decl, arch.kind)
+        return Spec(
+            library=self.name,
+            family=family,
+            op=decl,
+            axes=axes,
+            arch=arch,
+            device=device,
+            sources=self.closure((*device.sources, *device.host_sources)),
+            root=str(self.root),
+        )
+
+    def _device(self, family: str, decl: OpDecl, kind: str) -> DeviceDecl:
+        """The declaration with its paths relative to the library's root, as the compiler and the identity see them."""
+        device, home = decl.device[kind], self._homes[family]
+        what = f"{home}/op.toml: {decl.name}.device.{kind}"
+        return msgspec.structs.replace(
+            device,
+            sources=[inside(home, path, what) for path in device.sources],
+            host_sources=[inside(home, path, what) for path in device.host_sources],
+        )
+
+
+class Libraries:
+    """The libraries of this machine, searched as one.  Those given explicitly hide others' ops of the same name."""
+
+    def __init__(
+        self, explicit: Sequence[Library], installed: Sequence[Library], broken: Sequence[Refusal] = ()
+    ) -> None:
+        self.explicit = tuple(explicit)
+        self.installed = tuple(installed)
+        self.broken = tuple(broken)
+
+    def __iter__(self) -> Iterator[Library]:
+        return iter((*self.explicit, *self.installed))
+
+    def library_of(self, op: str) -> Library | None:
+        """The library that declares `op`; None if none does.
+
+        Raises:
+            ConfigError: several do.
+        """
+        for group in (self.explicit, self.installed):
+            found = [(library, name) for library in group for name in library.matches(op)]
+            if len(found) > 1:
+                named = [f"{name} of {library.name!r} in {library.root}" for library, name in found]
+                raise ConfigError(f"the op {op!r} is declared more than once: {'; '.join(named)}")
+            if found:
+                return found[0][0]
+        return None
+
+    def find(self, op: str) -> Library:
+        """The library that declares `op`; raises `ConfigError` if not exactly one does."""
+        library = self.library_of(op)
+        if library is None:
+            raise self.unknown(op)
+        return library
+
+    def unknown(self, op: str) -> ConfigError:
+        """The error for an op that no library declares."""
+        known = [name for library in self for name in library.ops]
+        error = _not_one(op, (), known, "any library")
+        if self.broken:
+            error.hint = "; ".join(filter(None, (error.hint, *(f"unreadable: {reason}" for reason in self.broken))))
+        return error
+
+
+def discover(explicit: Iterable[Path] = ()) -> Libraries:
+    """Find the libraries of this machine: `explicit` directories, our own, and those of installed packages.
+
+    One broken package does not take the others with it: it is logged, and named where an op is not found.
+    """
+    installed, broken = [], []
+    for name, value in _installed():
+        try:
+            installed.append(open_library(_root_of(value), name))
+        except ConfigError as error:  # noqa: PERF203
+            log.warning("the kernel library %r is not usable: %s", name, error.message)
+            broken.append(Refusal(f"library {name}", error.message))
+    return Libraries([open_library(path) for path in explicit], installed, broken)
+
+
+def builtin_root() -> Path | None:
+    """Our own kernels: of the checkout that this package lies in, else the packaged copy; None if there is neither."""
+    package = Path(__file__).resolve().parent.parent
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and any((checkout / "kernels").glob("*/op.toml")):
+        return checkout / "kernels"
+    packaged = package / "_kernels"
+    return packaged if packaged.is_dir() else None
+
+
+def open_library(root: Path, name: str | None = None) -> Library:
+    """Read every op.toml of a library.
+
+    Args:
+        root: its directory.
+        name: what releases call it; by default the name of the directory.
+
+    Raises:
+        ConfigError: it is not a library, or an op.toml is wrong; names the file.
+    """
+    root = Path(os.path.abspath(root))
+    if name is None:
+        name = BUILTIN if root == builtin_root() else root.name.lower()
+    check_name(name, "library")
+    files = sorted(root.glob("*/op.toml"))
+    if not files:
+        raise ConfigError(f"{str(root)!r} is no kernel library: it has no */op.toml")
+    families: dict[str, FamilyDecl] = {}
+    homes: dict[str, str] = {}
+    for file in files:
+        decl = _read(file)
+        if decl.family in families:
+            raise ConfigError(
+                f"{str(file)!r} declares the family {decl.family!r}, as {homes[decl.family]}/op.toml does"
+            )
+        families[decl.family] = decl
+        homes[decl.family] = file.parent.name
+    return Library(name, root, families, homes)
+
+
+# -- where libraries are -----------------------------------------------------------------------------------------------
+
+
+def _installed() -> Iterator[tuple[str, str | Path]]:
+    """Name and place of each installed library, ours first."""
+    from importlib.metadata import entry_points
+
+    root = builtin_root()
+    if root is not None:
+        yield BUILTIN, root
+    for point in entry_points(group=ENTRY_POINTS):
+        yield point.name, point.value
+
+
+def _root_of(place: str | Path) -> Path:
+    """A directory as it is, or the one that ``package`` or ``package:sub.directory`` stands for; imports nothing."""
+    if isinstance(place, Path):
+        return place
+    from importlib.util import find_spec
+
+    top, *parts = re.split(r"[.:]", place.partition("[")[0].strip())
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"entry point {place!r} names the package {top!r}, which is broken: {error}") from error
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        root = Path(location, *parts)
+        if root.is_dir():
+            return root
+    raise ConfigError(f"entry point {place!r} names no directory of an installed package")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> FamilyDecl:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    what = str(file)
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        decl = check_family(msgspec.convert(content, FamilyDecl), what=what)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {what!r}: {error}") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{what!r} is not TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
+    for op in decl.op:
+        _check_op(op, what)
+    return decl
+
+
+def _check_op(op: OpDecl, what: str) -> None:
+    for axis, values in op.axes.items():
+        for text in (axis, *values):
+            if not _AXIS.fullmatch(text):
+                raise ConfigError(f"{what}: {op.name} has the axis {axis!r} with a bad name or value {text[:80]!r}")
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"{what}: {op.name}.axes.{axis} must list its values, each once; got {values}")
+    if not op.exports:
+        raise ConfigError(f"{what}: {op.name} exports no function")
+    for kind, device in op.device.items():
+        where = f"{what}: {op.name}.device.{kind}"
+        if device.toolchain not in _TOOLCHAINS[kind]:
+            raise ConfigError(f"{where}.toolchain: expected {_TOOLCHAINS[kind][0]!r}, got {device.toolchain!r}")
+        for flag in device.flags:
+            if _REFUSED_FLAG.fullmatch(flag):
+                raise ConfigError(
+                    f"{where}.flags: {flag!r} makes the result depend on more than the op's own files and its arch",
+                    hint="shared headers belong into the library's include/, the CPU level into the arch list",
+                )
+        if device.min_arch and parse_arch(device.min_arch).kind != kind:
+            raise ConfigError(f"{where}.min_arch: {device.min_arch!r} is no {kind} arch")
+
+
+def _unsupported(decl: OpDecl, arch: Arch) -> str | None:
+    device = decl.device.get(arch.kind)
+    if device is None:
+        return f"the op is declared for {', '.join(sorted(decl.device))} only"
+    least = parse_arch(device.min_arch) if device.min_arch else None
+    _, refused = supported([arch], majors=device.majors, min_arch=least)
+    return refused[0].reason if refused else None
+
+
+def _combinations(decl: OpDecl) -> Iterator[tuple[tuple[str, str], ...]]:
+    names = sorted(decl.axes)
+    for values in itertools.product(*(decl.axes[name] for name in names)):
+        yield tuple(zip(names, values, strict=True))
+
+
+def _not_one(op: str, found: Sequence[str], known: Sequence[str], where: str) -> ConfigError:
+    if found:
+        return ConfigError(f"the op {op!r} is ambiguous in {where}: {', '.join(found)}", hint="name its family")
+    bare = {name.rpartition("/")[2]: name for name in known}
+    near = difflib.get_close_matches(op[:100], [*known, *bare], n=4, cutoff=0.5)
+    listed = ", ".join(dict.fromkeys(bare.get(name, name) for name in near)) or ", ".join(known[:20]) or "none"
+    return ConfigError(f"no op {op[:100]!r} is declared in {where}", hint=f"near ones: {listed}")
+
+
+# -- what the bytes depend on ------------------------------------------------------------------------------------------
+
+
+def inside(home: str, path: str, what: str) -> str:
+    """`path`, written in the directory `home` of a library, relative to the library's root."""
+    joined = posixpath.normpath(posixpath.join(home, path))
+    if posixpath.isabs(joined) or joined == ".." or joined.startswith("../"):
+        raise ConfigError(f"{what} reaches outside the library: {path[:200]!r}")
+    return joined
+
+
+def reached(root: Path, sources: Iterable[str]) -> tuple[Source, ...]:
+    """`sources` and all they include, directly or not, that lies in the library at `root`.
+
+    A header that the library does not have is the toolchain's or the system's; the toolchain's fingerprint covers it.
+
+    Raises:
+        ConfigError: a source is missing, or an include reaches outside the library or cannot be followed.
+    """
+    found: dict[str, Digest] = {}
+    waiting = [(path, "op.toml") for path in sources]
+    while waiting:
+        path, wanted_by = waiting.pop()
+        if path in found:
+            continue
+        try:
+            content = (root / path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{wanted_by} names {path!r}, which cannot be read in {str(root)!r}: {error}") from error
+        found[path] = sha256(content)
+        waiting.extend((header, path) for header in _included(root, path, content))
+    return tuple(Source(path, found[path]) for path in sorted(found))
+
+
+def _included(root: Path, path: str, content: bytes) -> Iterator[str]:
+    home = posixpath.dirname(path)
+    for quoted, angled, other in _INCLUDED.findall(content.replace(b"\\\n", b"").replace(b"\\\r\n", b"")):
+        if other:
+            shown = other.decode(errors="replace")[:100]
+            raise ConfigError(f"{path} includes {shown!r}, which cannot be followed", hint="include a file by its name")
+        name = (quoted or angled).decode(errors="replace")
+        for place in (home, INCLUDE) if quoted else (INCLUDE,):
+            if (root / place / name).is_file():
+                yield inside(place, name, f"an include in {path}")
+                break
