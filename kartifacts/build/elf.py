@@ -16,8 +16,8 @@ from kartifacts.errors import StoreError, VerificationError
 from kartifacts.model.arch import Arch, Suffix
 from kartifacts.model.spec import FFI_ABI
 
-_MACHINES = {62: "x86_64", 183: "aarch64", 190: "cuda", 224: "amdgpu"}
 _CUDA = 190
+_MACHINES = {62: "x86_64", 183: "aarch64", _CUDA: "cuda", 224: "amdgpu"}
 _SHARED_OBJECT = 3
 _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
 _DT_NEEDED, _DT_RPATH, _DT_RUNPATH = 1, 15, 29
@@ -92,9 +92,10 @@ def cubin_arch(data: bytes) -> Arch | None:
     Raises:
         VerificationError: it is a damaged cubin.
     """
+    if data[:4] != b"\x7fELF" or data[18:20] != _CUDA.to_bytes(2, "little"):
+        return None
     try:
-        view = memoryview(data)
-        return _cubin(view).arch if data[:4] == b"\x7fELF" and _header(view)[1] == _CUDA else None
+        return _cubin(memoryview(data)).arch
     except _Malformed as error:
         raise VerificationError(f"damaged cubin: {error}") from error
 
@@ -106,7 +107,7 @@ class _Malformed(Exception):
 def _unpack(layout: str, data: memoryview, offset: int = 0) -> tuple[int, ...]:
     try:
         return struct.unpack_from("<" + layout, data, offset)
-    except struct.error:
+    except (struct.error, OverflowError):
         raise _Malformed(f"it ends inside a record at offset {offset}") from None
 
 
