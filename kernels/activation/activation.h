@@ -1,0 +1,15 @@
+// Arguments of the gated activations: out = f(x[:columns]) * x[columns:], by rows of x that are twice as wide as those
+// of out.
+#pragma once
+
+#include "kart/launch.h"
+
+struct activation_args {
+  kart_rows x;
+  kart_rows out;
+  int64_t rows;
+  int64_t columns;  // of out
+  int device;
+};
+
+extern "C" __attribute__((visibility("hidden"))) int kart_launch(const activation_args* args, void* stream);

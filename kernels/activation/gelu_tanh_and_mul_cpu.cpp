@@ -1,0 +1,9 @@
+#include "activation_cpu.h"
+
+int kart_launch(const activation_args* args, void*) {
+  // (1 + tanh(u)) / 2 is 1 / (1 + e^(-2u)); here -2u = -2 * sqrt(2 / pi) * (x + 0.044715 x³).
+  kart::gate(*args, [](float x) {
+    return x / (1.0f + kart::exponential(-1.5957691216f * x * (1.0f + 0.044715f * x * x)));
+  });
+  return 0;
+}

@@ -1,0 +1,16 @@
+// Arguments of fused_add_rmsnorm, in place by rows: residual += x, then x = residual / sqrt(mean(residual²) + eps) * weight.
+#pragma once
+
+#include "kart/launch.h"
+
+struct fused_add_rmsnorm_args {
+  kart_rows x;
+  kart_rows residual;
+  const void* weight;
+  int64_t rows;
+  int64_t columns;
+  float eps;
+  int device;
+};
+
+extern "C" __attribute__((visibility("hidden"))) int kart_launch(const fused_add_rmsnorm_args* args, void* stream);
