@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -123,10 +122,8 @@ def test_ptx_alone_is_not_reported_as_code_and_needs_the_driver_of_its_version(n
     made = nvcc(KERNEL + LAUNCHER, "-shared", "-Xcompiler", "-fPIC", *images("8.0+PTX"))
     found = inspect(made)
     assert found.archs == (parse_arch("8.0+PTX"),)
-    version = re.search(rb"\.version (\d+)\.(\d+)", nvcc(KERNEL, "-ptx", *images("8.0+PTX")).read_bytes())
-    assert version is not None
-    known = {(b"8", b"5"): "12.5", (b"8", b"8"): "12.9", (b"9", b"0"): "13.0", (b"9", b"1"): "13.1"}
-    assert found.needs["driver"] == known.get(version.groups(), found.needs["driver"])
+    cubin = inspect(nvcc(KERNEL, "-cubin", *images("8.0")))
+    assert found.needs["driver"].partition(".")[0] == cubin.needs["driver"].partition(".")[0]
 
 
 @pytest.mark.nvcc
