@@ -1,0 +1,228 @@
+"""The store: looks entries up without writing, takes new ones in, and keeps itself in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kartifacts.errors import StoreError, VerificationError
+from kartifacts.model.digest import Digest, parse_digest, sha256
+from kartifacts.store import locking, upkeep
+from kartifacts.store.faults import READ_ONLY, free_bytes, store_error, storing
+from kartifacts.store.trust import check_trusted
+from kartifacts.store.writing import Spool, Writer, unfit
+
+log = logging.getLogger(__name__)
+
+_PRIVATE, _SHARED = 0o700, 0o755
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the store."""
+
+    digest: Digest
+    suffix: str
+    size: int
+    path: Path
+
+
+class Store:
+    """The content-addressed store under `root`, which need not exist yet.
+
+    Trusted means: no component of its path can be changed by another user.  An entry found there was checked when it
+    was written, so a look-up costs one `lstat`; `verify` reads everything again.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._base = root / "v1"
+        self._trusted = False
+        self._made: set[Path] = set()
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
+    def path(self, digest: Digest, suffix: str = "") -> Path:
+        """Where an entry is or would be."""
+        return self._base / "sha256" / digest[:2] / (digest + suffix)
+
+    # -- reading: writes nothing -------------------------------------------------------------------------------------
+
+    def find(self, digest: Digest, size: int, suffix: str = "") -> Path | None:
+        """The path of an entry, or None if the store does not hold it.
+
+        Raises:
+            StoreError: the store cannot be read or cannot be trusted.
+        """
+        path = self.path(digest, suffix)
+        try:
+            found = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise store_error(error, "read", path) from error
+        self._check()
+        reason = unfit(found, size)
+        if reason:
+            log.warning("%s is not used: %s", path, reason)
+            return None
+        return path
+
+    def read(self, digest: Digest, size: int) -> bytes | None:
+        """The content of a small entry, its hash checked; None if the store does not hold it undamaged."""
+        path = self.find(digest, size)
+        if path is None:
+            return None
+        with storing("read", path):
+            data = path.read_bytes()
+        if sha256(data) == digest:
+            return data
+        log.warning("%s is damaged: its content has sha256 %s", path, sha256(data))
+        try:
+            self.quarantine(path)
+        except StoreError as error:  # a read-only store keeps it; the bytes come from elsewhere
+            log.warning("%s", error.message)
+        return None
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, links and foreign files left out."""
+        for path in upkeep.files_below(self._base / "sha256"):
+            digest, suffix = path.name[:64], path.name[64:]
+            try:
+                found = os.lstat(path)
+                fits = self.path(parse_digest(digest), suffix) == path
+            except (VerificationError, FileNotFoundError):
+                continue
+            if fits and stat.S_ISREG(found.st_mode):
+                yield Entry(Digest(digest), suffix, found.st_size, path)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writer(self, digest: Digest, size: int, suffix: str = "") -> Iterator[Writer]:
+        """Write one entry; it appears when the block ends well, and else nothing does.
+
+        Raises:
+            VerificationError: the bytes written are not `size` bytes with this digest.
+            StoreError: they cannot be written.
+        """
+        path = self.path(digest, suffix)
+        self._make(path.parent, need=size)
+        writer = Writer(path, digest, size, quarantine=self.quarantine)
+        try:
+            yield writer
+            writer.install()
+        finally:
+            writer.close()
+
+    def put(self, digest: Digest, data: bytes, suffix: str = "") -> Path:
+        """Write one entry from memory."""
+        with self.writer(digest, len(data), suffix) as writer:
+            writer.write(data)
+        return writer.path
+
+    @contextmanager
+    def spool(self, need: int) -> Iterator[Spool]:
+        """A nameless file on the store's file system, for `need` bytes on their way in."""
+        directory = self._base / "tmp"
+        self._make(directory, need=need)
+        spool = Spool(directory, need)
+        try:
+            yield spool
+        finally:
+            spool.close()
+
+    def quarantine(self, path: Path) -> Path:
+        """Move an entry away and say where to.  A process that has it mapped keeps it."""
+        directory = self._base / "quarantine"
+        self._make(directory)
+        away = directory / f"{path.name}.{secrets.token_hex(4)}"
+        with storing("move away", path):
+            try:
+                os.rename(path, away)
+            except FileNotFoundError:
+                log.debug("%s was moved away by another process", path)
+        return away
+
+    # -- locks -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lock(self, name: str, *, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
+        """Hold a lock of this store; gives False where there can be none.  The kernel frees it if the holder dies.
+
+        Args:
+            name: letters, digits and ``-._``; processes that use the same name take turns.
+            waiting: called with a sentence from time to time while another process holds it; default: logs it.
+        """
+        directory = self._lock_directory()
+        if directory is None:
+            yield False
+            return
+        with locking.hold(directory / f"{name}.lock", waiting=waiting) as held:
+            yield held
+
+    def slot(self, count: int) -> AbstractContextManager[None]:
+        """Hold one of the `count` transfers that all processes using this store may run at once."""
+        return locking.slot(self._lock_directory(), count)
+
+    def _lock_directory(self) -> Path | None:
+        try:
+            self._make(self._base / "locks")
+        except StoreError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
+                return None
+            raise
+        return self._base / "locks"
+
+    # -- upkeep ------------------------------------------------------------------------------------------------------
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> upkeep.VerifyReport:
+        """Read every entry again; damaged ones are listed, and moved away where the store may be written.
+
+        Args:
+            progress: called with the number of bytes just read.
+        """
+        return upkeep.verify(self, progress)
+
+    def gc(self, keep: AbstractSet[Digest], *, max_bytes: int | None = None, dry_run: bool = False) -> upkeep.GcReport:
+        """Remove what is not in `keep`, the longest unused first, and what killed processes left behind.
+
+        Args:
+            keep: digests that stay, whatever their size.
+            max_bytes: stop as soon as the store is no larger than this; None removes all that is not kept.
+            dry_run: only say what would be removed.
+        """
+        return upkeep.collect(self, keep, max_bytes=max_bytes, dry_run=dry_run)
+
+    def free_bytes(self) -> int | None:
+        """Bytes that may still be written; None if the file system does not say."""
+        return free_bytes(self._base)
+
+    # -- directories -------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if not self._trusted:
+            check_trusted(self._base / "sha256")
+            self._trusted = True
+
+    def _make(self, directory: Path, *, need: int | None = None) -> None:
+        """Make a directory of the store, after the place where it will be was looked at."""
+        if directory in self._made and directory.is_dir():
+            return
+        check_trusted(directory)
+        with storing("make", directory, need=need):
+            self.root.mkdir(mode=_SHARED, parents=True, exist_ok=True)
+            inside = directory.relative_to(self.root)
+            for step in (*reversed(inside.parents), inside):
+                mode = _SHARED if step.parts[:2] in ((), ("v1",), ("v1", "sha256")) else _PRIVATE
+                (self.root / step).mkdir(mode=mode, exist_ok=True)
+        check_trusted(directory)
+        self._made.add(directory)

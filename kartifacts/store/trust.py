@@ -1,0 +1,68 @@
+"""Says whether a path can be trusted: nobody but root and this user could have put something else there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from kartifacts.errors import StoreError
+
+_MAX_LINKS = 40
+
+
+def check_trusted(path: Path) -> None:
+    """Walk every component of `path`, through symbolic links, as far as it exists.
+
+    Raises:
+        StoreError: naming the component that another user owns or may write.
+    """
+    pending = list(reversed(os.path.abspath(path).split(os.sep)[1:]))
+    here = os.sep
+    links = 0
+    _check(here)
+    while pending:
+        name = pending.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        step = os.path.join(here, name)
+        try:
+            target = _check(step)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"cannot look at {step!r}, on the way to {str(path)!r}: {error.strerror}") from error
+        if target is None:
+            here = step
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise StoreError(f"{str(path)!r} goes through more than {_MAX_LINKS} symbolic links")
+        pending.extend(reversed(target.split(os.sep)))
+        if target.startswith(os.sep):
+            here = os.sep
+
+
+def _check(step: str) -> str | None:
+    """Check one component; gives the target of a link."""
+    found = os.lstat(step)
+    if found.st_uid not in (0, os.geteuid()):
+        raise StoreError(
+            f"{step!r} belongs to user {found.st_uid}: expected root or user {os.geteuid()}, who runs this process",
+            hint="another user's files are used through KARTIFACTS_PATH, where they are checked and copied; "
+            "KARTIFACTS_STORE names a store of your own",
+        )
+    if stat.S_ISLNK(found.st_mode):
+        return os.readlink(step)
+    shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    if shared and not sticky:
+        raise StoreError(
+            f"{step!r} may be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), "
+            "so what lies below it cannot be trusted",
+            hint=f"chmod go-w {step}, or set KARTIFACTS_STORE to a directory that only you can write",
+        )
+    return None

@@ -1,0 +1,175 @@
+"""One entry comes into being: written under no name, checked, made read-only, then linked to its final name."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from kartifacts.errors import StoreError, VerificationError
+from kartifacts.model.digest import Digest
+from kartifacts.store.faults import storing
+
+log = logging.getLogger(__name__)
+
+TEMPORARY_PREFIX = ".tmp-"  # in the entry's own directory, so that linking never crosses a mount
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.ENOENT)
+_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+
+
+def unfit(found: os.stat_result, size: int) -> str:
+    """Why what was found under an entry's name is not the entry; empty if it is."""
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a regular file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write it (mode {stat.S_IMODE(found.st_mode):04o})"
+    if found.st_size != size:
+        return f"it has {found.st_size} bytes, expected {size}"
+    return ""
+
+
+def write_all(descriptor: int, piece: bytes | bytearray | memoryview) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class Spool:
+    """Bytes on their way in, on the store's file system and under no name."""
+
+    def __init__(self, directory: Path, need: int) -> None:
+        self._directory = directory
+        self._need = need
+        with storing("write into", directory, need=need):
+            self.file: IO[bytes] = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  closed by `close`
+
+    def write(self, piece: bytes | bytearray | memoryview) -> None:
+        with storing("write into", self._directory, need=self._need):
+            write_all(self.file.fileno(), piece)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Writer:
+    """Receives the bytes of one entry; `install` gives it its name, `close` without it leaves nothing."""
+
+    def __init__(self, path: Path, digest: Digest, size: int, *, quarantine: Callable[[Path], Path]) -> None:
+        self.path = path
+        self.digest = digest
+        self.size = size
+        self.written = 0
+        self._quarantine = quarantine
+        self._hash = hashlib.sha256()
+        self._name: str | None = None  # of the temporary file, where it needs one
+        with storing("write into", path.parent, need=size):
+            self._descriptor = self._open()
+
+    def write(self, piece: bytes | bytearray | memoryview) -> None:
+        """Take the next bytes.
+
+        Raises:
+            VerificationError: more bytes than were promised.
+            StoreError: they cannot be written.
+        """
+        if self.written + len(piece) > self.size:
+            raise self._wrong(f"more than {self.size} bytes")
+        with storing("write", self.path, need=self.size - self.written):
+            write_all(self._descriptor, piece)
+        self._hash.update(piece)
+        self.written += len(piece)
+
+    def install(self) -> None:
+        """Check what was written and link it to its name; a name that is taken by the same content is left alone."""
+        if self.written != self.size:
+            raise self._wrong(f"{self.written} bytes")
+        if self._hash.hexdigest() != self.digest:
+            raise self._wrong(f"sha256 {self._hash.hexdigest()}")
+        with storing("write", self.path, need=self.size):
+            os.fsync(self._descriptor)
+            os.fchmod(self._descriptor, 0o444)
+            for _ in range(3):
+                if self._linked() or self._winner_is_good():
+                    self._sync_directory()
+                    return
+        raise StoreError(f"cannot write {str(self.path)!r}: something wrong is put there again and again")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        if self._name is not None:
+            try:
+                os.unlink(self._name)
+            except OSError as error:
+                log.debug("removing %s: %s", self._name, error)
+
+    def _wrong(self, actual: str) -> VerificationError:
+        expected = f"{self.size} bytes with sha256 {self.digest}"
+        return VerificationError(
+            f"content of {self.digest[:12]}: expected {expected}, got {actual}", expected=expected, actual=actual
+        )
+
+    def _open(self) -> int:
+        try:
+            if not os.path.isdir("/proc/self/fd"):
+                raise OSError(errno.ENOSYS, "no /proc to link a nameless file from")
+            return os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+        self._name = str(self.path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
+        return os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _linked(self) -> bool:
+        """Give the file its name; False if the name is taken."""
+        try:
+            if self._name is None:
+                self._link_nameless()
+            else:
+                os.link(self._name, self.path, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINK or self._name is None:
+                raise
+            # No hard links here (FAT, some network mounts).  A rename would replace, so look first; losing that race
+            # replaces an entry by its like, and whoever has the old one mapped keeps it.
+            if os.path.lexists(self.path):
+                return False
+            os.rename(self._name, self.path)
+            self._name = None
+        return True
+
+    def _link_nameless(self) -> None:
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:  # only with a directory given does os.link follow the link in /proc, as linkat has to
+            os.link(f"/proc/self/fd/{self._descriptor}", self.path.name, dst_dir_fd=directory)
+        finally:
+            os.close(directory)
+
+    def _winner_is_good(self) -> bool:
+        try:
+            reason = unfit(os.lstat(self.path), self.size)
+        except FileNotFoundError:
+            return False
+        if reason:
+            log.warning("%s is damaged and is moved away: %s", self.path, reason)
+            self._quarantine(self.path)
+        return not reason
+
+    def _sync_directory(self) -> None:
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        except OSError as error:
+            log.debug("fsync of %s: %s", self.path.parent, error)  # some network file systems refuse it
+        finally:
+            os.close(directory)
