@@ -45,9 +45,16 @@ class KartifactsError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.refusals: tuple[Refusal, ...] = ()  # places that were asked before, in order
+
+    def _details(self) -> list[str]:
+        return [f"  {refusal}" for refusal in self.refusals]
 
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        lines = [self.message, *self._details()]
+        if self.hint is not None:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
 
 
 class ConfigError(KartifactsError, ValueError):
@@ -74,12 +81,6 @@ class ArtifactUnavailable(KartifactsError):
     def __init__(self, message: str, *, refusals: tuple[Refusal, ...] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.refusals = refusals
-
-    def __str__(self) -> str:
-        lines = [self.message, *(f"  {refusal}" for refusal in self.refusals)]
-        if self.hint is not None:
-            lines.append(f"hint: {self.hint}")
-        return "\n".join(lines)
 
 
 class MissingKernel(ArtifactUnavailable):
@@ -201,11 +202,8 @@ class NoCompiler(BuildError):
         super().__init__(message, hint=hint)
         self.searched = searched
 
-    def __str__(self) -> str:
-        lines = [self.message, *(f"  searched {place}" for place in self.searched)]
-        if self.hint is not None:
-            lines.append(f"hint: {self.hint}")
-        return "\n".join(lines)
+    def _details(self) -> list[str]:
+        return [*(f"  searched {place}" for place in self.searched), *super()._details()]
 
 
 class LoadError(KartifactsError):
