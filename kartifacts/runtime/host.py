@@ -221,6 +221,8 @@ def defined_versions(image: mmap.mmap | bytes) -> list[str]:
             first, step = struct.unpack_from("<12xII", image, offset)
             start = strings + struct.unpack_from("<I", image, offset + first)[0]
             names.append(image[start : image.find(b"\0", start)].decode("ascii", "replace"))
+            if step == 0:
+                break
             offset += step
     return names
 
@@ -268,36 +270,30 @@ def gpus() -> tuple[Arch, ...]:
 @functools.cache
 def driver() -> Version | None:
     """The CUDA version that the installed driver supports.  Does not initialise the driver."""
-    library = _libcuda()
-    return None if library is None else _driver_version(library)
-
-
-@functools.cache
-def _libcuda() -> ctypes.CDLL | None:
-    import ctypes
-
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
-def _driver_version(library: ctypes.CDLL) -> Version | None:
     import ctypes
 
     number = ctypes.c_int()
-    if library.cuDriverGetVersion(ctypes.byref(number)) != 0 or number.value <= 0:
+    try:
+        failed = _libcuda().cuDriverGetVersion(ctypes.byref(number)) != 0
+    except (OSError, AttributeError):
         return None
-    return number.value // 1000, number.value % 1000 // 10
+    return None if failed or number.value <= 0 else (number.value // 1000, number.value % 1000 // 10)
+
+
+def _libcuda() -> ctypes.CDLL:
+    import ctypes
+
+    return ctypes.CDLL("libcuda.so.1")
 
 
 @functools.cache
 def _cuda() -> tuple[tuple[Arch, ...], str]:
     """The GPUs, and why there are none."""
-    library = _libcuda()
-    if library is None:
-        return (), "there is no NVIDIA driver (no libcuda.so.1)"
-    found, why = read_gpus(library)
+    try:
+        library = _libcuda()
+    except OSError as error:
+        return (), f"there is no NVIDIA driver ({error})"
+    found, why = _devices(library)
     if not found and not why.endswith(_NO_DEVICE):
         log.warning("the NVIDIA driver is installed but does not work: %s", why)
     return found, why
@@ -306,30 +302,31 @@ def _cuda() -> tuple[tuple[Arch, ...], str]:
 _NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
 
 
-def read_gpus(library: ctypes.CDLL) -> tuple[tuple[Arch, ...], str]:
-    """Ask a libcuda for its devices: their archs, and the call that failed if there are none."""
+def _devices(library: ctypes.CDLL) -> tuple[tuple[Arch, ...], str]:
+    """The arch of each device, or the call that failed."""
     import ctypes
 
     def call(name: str, *arguments: object) -> str:
-        code = getattr(library, name)(*arguments)
+        try:
+            code = getattr(library, name)(*arguments)
+        except AttributeError:
+            return f"libcuda.so.1 has no {name}"
         if code == 0:
             return ""
         text = ctypes.c_char_p()
         library.cuGetErrorName(code, ctypes.byref(text))
         return f"{name} failed: {code} {(text.value or b'').decode('ascii', 'replace')}"
 
-    count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    count, device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if why := call("cuInit", 0) or call("cuDeviceGetCount", ctypes.byref(count)):
         return (), why
     found = []
     for index in range(count.value):
-        device = ctypes.c_int()
-        why = (
+        if why := (
             call("cuDeviceGet", ctypes.byref(device), index)
             or call("cuDeviceGetAttribute", ctypes.byref(major), 75, device)
             or call("cuDeviceGetAttribute", ctypes.byref(minor), 76, device)
-        )
-        if why:
+        ):
             return (), why
         found.append(Arch("cuda", major.value, minor.value))
     return tuple(found), "" if found else _NO_DEVICE
