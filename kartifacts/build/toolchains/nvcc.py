@@ -1,0 +1,238 @@
+"""NVIDIA's nvcc: found in whatever layout it is installed, its parts checked to belong together."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import platform
+import re
+import shutil
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+from kartifacts.build.toolchains import Unit, cxx, probe
+from kartifacts.config import Settings
+from kartifacts.errors import ConfigError, NoCompiler, Refusal
+from kartifacts.model.arch import check_toolkit, gencode, sm_name
+from kartifacts.model.spec import Spec
+
+log = logging.getLogger(__name__)
+
+COMPILE = ("-O3", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Iinclude")
+MEMORY = 400 << 20
+_SYSTEM = ("-ldl", "-lrt", "-lpthread")  # what the static CUDA runtime needs
+_BANNER = rb"Cuda compilation tools, release (\d+\.\d+), V(\d+(?:\.\d+)+)"
+_HINT = "install a CUDA toolkit and set CUDA_HOME, or: pip install 'kartifacts[cuda]'"
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A CUDA toolkit with the host compiler that it uses.
+
+    Args:
+        root: the directory with bin/nvcc.
+        facts: versions of the parts, the archs that it lists, where its static runtime lies.
+        host: compiles what nvcc leaves to a host compiler, and the binding, and links.
+    """
+
+    root: Path
+    facts: dict[str, str]
+    host: cxx.Cxx
+
+    kind = "nvcc"
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        own = {name: self.facts[name] for name in ("version", "ptxas", "cicc", "cudart", "cccl")}
+        host = {f"host {name}": value for name, value in self.host.fingerprint.items() if name != "kind"}
+        return {"kind": self.kind, **own, **host, "flags": " ".join(COMPILE)}
+
+    def check(self, spec: Spec) -> None:
+        major, minor = self.facts["release"].split(".")
+        check_toolkit(spec.arch, (int(major), int(minor)))
+        listed = self.facts["archs"].split()
+        name = sm_name(spec.arch)
+        if name not in listed and name.rstrip("af") not in listed:
+            raise ConfigError(
+                f"{spec.uri} for {spec.arch} cannot be built: CUDA {self.facts['release']} in {self.root} "
+                f"lists {self.facts['archs']}, not {name}"
+            )
+
+    def units(self, spec: Spec) -> tuple[Unit, ...]:
+        flags = (*COMPILE, *gencode(spec.arch), *spec.device.flags, *(f"-D{define}" for define in spec.defines))
+        places = (f"-ccbin={self.host.path}",)
+        compiler = self.root / "bin/nvcc"
+        return (
+            *(Unit(source, compiler, flags, places, self.fingerprint, MEMORY) for source in spec.device.sources),
+            *self.host.host_units(spec),
+        )
+
+    def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
+        return self.host.link(objects, output, (self.facts["runtime"], *_SYSTEM))
+
+
+def discover(settings: Settings) -> Nvcc:
+    """Find a complete CUDA toolkit and its host compiler; nothing is compiled.
+
+    Raises:
+        NoCompiler: there is none; lists every place searched, with what is wrong with it.
+    """
+    searched: list[Refusal] = []
+    for place, root, problem in _candidates(settings):
+        if root is not None:
+            try:
+                tools = [root / part for part in ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc")]
+                facts = probe.remembered(settings, "cuda toolkit", tools, partial(_examine, settings, root))
+            except (probe.Silent, OSError) as error:
+                problem = str(error)
+            else:
+                return Nvcc(root, facts, cxx.discover(settings))
+        refusal = Refusal(place, problem)
+        searched.append(refusal)
+        if place.startswith("CUDA_") and str(refusal) not in _warned:
+            _warned.add(str(refusal))
+            log.warning("%s; looking elsewhere", refusal)
+    raise NoCompiler("no CUDA compiler (nvcc) was found", searched=tuple(searched), hint=_HINT)
+
+
+# -- where toolkits are ------------------------------------------------------------------------------------------------
+
+Candidate = tuple[str, Path | None, str]  # the place as shown, its root if it may be one, else what is wrong
+
+
+def _candidates(settings: Settings) -> Iterator[Candidate]:
+    for variable, value in settings.cuda_home:
+        yield _judged(f"{variable}={value!r}", Path(value), _misspelt(value))
+    found = shutil.which("nvcc", path=settings.search_path)
+    if found is None:
+        yield "PATH", None, f"no program 'nvcc' in {settings.search_path!r}"
+    else:
+        yield _of_program(settings, Path(os.path.abspath(found)))
+    yield _judged("/usr/local/cuda", Path("/usr/local/cuda"), "")
+    wheels = [*_wheels()]
+    for root in wheels:
+        yield _judged(str(root), root, "")
+    if not wheels:
+        yield "Python packages", None, "nvidia-cuda-nvcc is not installed"
+
+
+def _misspelt(value: str) -> str:
+    """What is wrong with the value of CUDA_HOME, if anything."""
+    if not value.strip():
+        return "it is empty"
+    if os.pathsep in value and not os.path.isdir(value):
+        return f"expected one directory, got a list separated by {os.pathsep!r}"
+    if not os.path.isabs(value):
+        return "it is not an absolute path"
+    return ""
+
+
+def _judged(place: str, root: Path, problem: str) -> Candidate:
+    if not problem and not root.is_dir():
+        problem = "no such directory"
+    if not problem and not os.access(root / "bin/nvcc", os.X_OK):
+        problem = "it has no bin/nvcc that can be run"
+    return place, (None if problem else root), problem
+
+
+def _of_program(settings: Settings, program: Path) -> Candidate:
+    """The toolkit of an nvcc on PATH, which may be a link or a script that starts the real one."""
+    root = Path(os.path.realpath(program)).parent.parent
+    if (root / "bin/ptxas").is_file():
+        return str(program), root, ""
+    try:
+        facts = probe.remembered(settings, "nvcc on PATH", [program], partial(_ask_for_root, settings, program))
+    except probe.Silent as error:
+        return str(program), None, str(error)
+    return _judged(str(program), Path(facts["root"]), "")
+
+
+def _ask_for_root(settings: Settings, program: Path) -> tuple[probe.Facts, list[Path]]:
+    plan = probe.ask(settings, program, "--dryrun", "-x", "cu", "-E", os.devnull)
+    here = re.search(r"^#\$ _HERE_=(.+)$", plan, re.MULTILINE)
+    if here is None:
+        raise probe.Silent(f"{program} does not say where its toolkit is")
+    return {"root": str(Path(here[1]).parent)}, []
+
+
+def _wheels() -> Iterator[Path]:
+    """``site-packages/nvidia/cu13`` and the like, newest first."""
+    places = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    from importlib.util import find_spec
+
+    spec = find_spec("nvidia")
+    places |= dict.fromkeys(
+        os.path.dirname(place) for place in (spec.submodule_search_locations if spec else None) or ()
+    )
+    found = {
+        root for place in places for root in Path(place, "nvidia").glob("cu[0-9]*") if (root / "bin/nvcc").exists()
+    }
+    yield from sorted(found, key=lambda root: int("0" + re.sub(r"\D", "", root.name)), reverse=True)
+
+
+# -- what a toolkit is -------------------------------------------------------------------------------------------------
+
+
+def _examine(settings: Settings, root: Path) -> tuple[probe.Facts, list[Path]]:
+    nvcc = probe.ask(settings, root / "bin/nvcc", "--version")
+    release, version = _banner(nvcc.encode(), root / "bin/nvcc")
+    ptxas = _banner(probe.ask(settings, root / "bin/ptxas", "--version").encode(), root / "bin/ptxas")
+    cicc = _banner_inside(root / "nvvm/bin/cicc")  # it has no option that shows its version
+    for name, other in (("ptxas", ptxas), ("cicc", cicc)):
+        if other[0] != release:
+            raise probe.Silent(
+                f"its parts do not belong together: nvcc is of CUDA {version}, {name} of {other[1]}; "
+                "install all parts of one release"
+            )
+    runtime, header = _runtime(root)
+    facts = {
+        "release": release,
+        "version": version,
+        "ptxas": ptxas[1],
+        "cicc": cicc[1],
+        "cudart": _defined(header, "CUDART_VERSION"),
+        "cccl": _defined(header.parent / "cccl/cuda/std/__cccl/version.h", "CCCL_VERSION"),
+        "archs": " ".join(probe.ask(settings, root / "bin/nvcc", "--list-gpu-code").split()),
+        "runtime": str(runtime),
+    }
+    return facts, [runtime, header]
+
+
+def _banner(text: bytes, tool: Path) -> tuple[str, str]:
+    match = re.search(_BANNER, text)
+    if match is None:
+        raise probe.Silent(f"{tool} does not say its version")
+    return match[1].decode(), match[2].decode()
+
+
+def _banner_inside(tool: Path) -> tuple[str, str]:
+    with tool.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+        start = max(content.find(b"Cuda compilation tools, release "), 0)
+        return _banner(content[start : start + 200], tool)
+
+
+def _runtime(root: Path) -> tuple[Path, Path]:
+    """The static CUDA runtime and the header that states its version, in any of the layouts in use."""
+    target = root / "targets" / f"{'sbsa' if platform.machine() == 'aarch64' else 'x86_64'}-linux"
+    libraries = [root / "lib64", root / "lib", target / "lib"]
+    headers = [root / "include", target / "include"]
+    for name, places in (("libcudart_static.a", libraries), ("cuda_runtime_api.h", headers)):
+        if not any((place / name).is_file() for place in places):
+            raise probe.Silent(f"it has no {name} in {', '.join(str(p.relative_to(root)) for p in places)}")
+    library = next(path for place in libraries if (path := place / "libcudart_static.a").is_file())
+    return library, next(path for place in headers if (path := place / "cuda_runtime_api.h").is_file())
+
+
+def _defined(header: Path, name: str) -> str:
+    """The number that a header defines; ``none`` where the toolkit has no such header."""
+    try:
+        text = header.read_text(errors="replace")
+    except FileNotFoundError:
+        return "none"
+    match = re.search(rf"^#\s*define\s+{name}\s+(\d+)", text, re.MULTILINE)
+    return match[1] if match else "none"

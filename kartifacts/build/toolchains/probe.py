@@ -1,0 +1,103 @@
+"""Asks a tool what it is, once: answers are kept in the workspace for as long as its files do not change."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from kartifacts.build.workspace import replace_file
+from kartifacts.config import Settings
+from kartifacts.errors import KartifactsError, StoreError
+from kartifacts.model.digest import canonical_json, sha256, strict_json
+
+log = logging.getLogger(__name__)
+
+# They change what a compiler makes, and are in no key.
+_DROPPED = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "DEPENDENCIES_OUTPUT",
+    "SUNPRO_DEPENDENCIES", "GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN",
+    "MAKEFLAGS", "NINJA_STATUS",
+)  # fmt: skip
+_TIMEOUT = 30.0  # seconds that a tool may take to say its version
+
+Facts = dict[str, str]
+
+
+class Silent(Exception):
+    """A tool did not answer; the text says why."""
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment of every compiler: the user's, without what silently changes the output."""
+    env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    return {**env, "PATH": settings.search_path, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+
+
+def ask(settings: Settings, *command: str | Path) -> str:
+    """What a tool prints (standard output and error).
+
+    Raises:
+        Silent: it does not start, fails or hangs.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise Silent(f"{command[0]} does not run: {error}") from error
+    text = done.stdout.decode(errors="replace")
+    if done.returncode != 0:
+        raise Silent(f"{command[0]} exited with status {done.returncode}: {text.strip()[:200]!r}")
+    return text
+
+
+def remembered(
+    settings: Settings, question: str, tools: Iterable[Path], answer: Callable[[], tuple[Facts, Iterable[Path]]]
+) -> Facts:
+    """The facts that `answer` gives about `tools`, from the workspace if no file that they depend on has changed.
+
+    Args:
+        question: names the kind of facts.
+        tools: the files asked about; they say which record is read.
+        answer: gives the facts, and further files that they depend on.
+    """
+    tools = tuple(tools)
+    name = sha256(canonical_json([question, [str(tool) for tool in tools]]))
+    record = settings.workspace / "toolchains" / f"{name}.json"
+    facts = _recalled(record)
+    if facts is None:
+        facts, more = answer()
+        stamps = {str(path): _stamp(str(path)) for path in (*tools, *more)}
+        try:
+            replace_file(record, canonical_json({"facts": facts, "stamps": stamps}))
+        except StoreError as error:
+            log.debug("the facts about %s are not kept: %s", tools[0], error.message)
+    return facts
+
+
+def _recalled(record: Path) -> Facts | None:
+    """The facts in `record`; None if there are none that still hold."""
+    try:
+        kept = strict_json(record.read_bytes(), what=str(record))
+        if all(_stamp(path) == stamp for path, stamp in kept["stamps"].items()):
+            return {str(name): str(value) for name, value in kept["facts"].items()}
+    except (OSError, KartifactsError, KeyError, TypeError, AttributeError, json.JSONDecodeError):
+        pass
+    return None
+
+
+def _stamp(path: str) -> list[object]:
+    """What changes whenever the file does, also when it is replaced by one of the same size and time."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return [real, status.st_size, status.st_mtime_ns, status.st_ino]
