@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from kartifacts.config import Settings
+from kartifacts.errors import ConfigError
 from kartifacts.model.digest import Digest
+
+log = logging.getLogger(__name__)
+
+BUNDLE_GROUP = "kartifacts.bundles"
+"""Entry point group of installed bundle wheels; the value names the package whose directory is a repository."""
 
 
 class Source(Protocol):
@@ -21,7 +29,7 @@ class Source(Protocol):
     ) -> AbstractContextManager[Iterator[bytes]]:
         """Open `length` bytes (all, if None) from `start` of the blob `digest`, which is `size` bytes long.
 
-        The iterator gives at most `length` bytes, in pieces of 64 KiB to 1 MiB, and raises if the source ends early.
+        The iterator gives at most `length` bytes, in pieces of at most 1 MiB, and raises if the source ends early.
 
         Raises:
             SourceError: `missing` if the source does not hold the blob; otherwise the fault, with the effective URL,
@@ -33,3 +41,51 @@ class Source(Protocol):
     def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:
         """The path of a raw, unpacked kernel that can be used in place, if this source holds one."""
         ...
+
+
+def from_settings(settings: Settings) -> list[Source]:
+    """The sources in the order in which they are asked: directories, installed bundle wheels, mirrors.
+
+    Offline, mirrors that need a socket are left out; a ``file://`` mirror is not one of them.
+    """
+    from kartifacts.sources.directory import DirectorySource
+
+    sources: list[Source] = [DirectorySource(path) for path in settings.path]
+    sources.extend(DirectorySource(path, name=f"{path} ({wheel})") for wheel, path in installed_bundles())
+    for url in settings.mirrors:
+        if url.startswith("file://"):
+            sources.append(DirectorySource(_file_path(url), name=url))
+        elif not settings.offline:
+            from kartifacts.sources.http import HttpSource
+
+            sources.append(HttpSource(url, settings))
+    return sources
+
+
+def installed_bundles() -> list[tuple[str, Path]]:
+    """Name and directory of every bundle wheel in this environment; none of their code is run."""
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    found = []
+    for point in sorted(entry_points(group=BUNDLE_GROUP), key=lambda point: point.name):
+        # Only a top-level package is found without importing anything; a dotted one would run its parents' code.
+        package, _, inside = point.module.partition(".")
+        spec = find_spec(package)
+        locations = list(spec.submodule_search_locations or ()) if spec is not None else []
+        if locations:
+            found.append((point.name, Path(locations[0], *inside.split(".") if inside else ())))
+        else:
+            log.warning("the bundle %s names the package %s, which is not installed", point.name, package)
+    return found
+
+
+def _file_path(url: str) -> Path:
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            f"the mirror {url!r} names the host {parts.netloc!r}; a file:// URL is a path of this machine"
+        )
+    return Path(unquote(parts.path))
