@@ -60,9 +60,12 @@ def _seconds(text: str) -> float:
 
 
 def _path(text: str) -> Path:
-    if not text.strip():
+    if not text.strip() or "\0" in text:
         raise ValueError("expected a path")
-    return Path(os.path.abspath(os.path.expanduser(text)))
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise ValueError("'~' stands for no home directory here")
+    return Path(os.path.abspath(expanded))
 
 
 def _paths(text: str) -> tuple[Path, ...]:
@@ -74,11 +77,13 @@ def _urls(text: str) -> tuple[str, ...]:
     for url in urls:
         if not re.match(r"(https?|file)://[^/]|file:///", url):
             raise ValueError(f"{_redacted(url)!r} is not a URL that starts with https://, http:// or file://")
+        if "?" in url or "#" in url:
+            raise ValueError(f"{_redacted(url)!r} goes on after '?' or '#'; blobs are named below a mirror's URL")
     return urls
 
 
 def _redacted(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//***@", url).partition("?")[0]
+    return re.sub(r"//[^/]*@", "//***@", url).partition("?")[0]
 
 
 def _words(text: str) -> str:
@@ -183,7 +188,7 @@ def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] 
         values["lock"] = _default_lock(environ)
     return Settings(
         **values,
-        cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in environ),
+        cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)),
         max_jobs=environ.get("MAX_JOBS", ""),
         search_path=environ.get("PATH", os.defpath),
         origins=origins,
@@ -217,7 +222,8 @@ def _from_overrides(overrides: Mapping[str, Any]) -> list[Found]:
         if name not in _BY_FIELD:
             raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(_BY_FIELD))}")
         if value is not None:
-            parsed = _parsed(_BY_FIELD[name], value, name) if isinstance(value, str) else value
+            text = os.fspath(value) if isinstance(value, os.PathLike) else value
+            parsed = _parsed(_BY_FIELD[name], text, name) if isinstance(text, str) else value
             found.append(("argument", (name, parsed)))
     return found
 
@@ -234,10 +240,12 @@ def _from_file(environ: Mapping[str, str]) -> list[Found]:
         if explicit:
             raise ConfigError(f"{CONFIG_VARIABLE} names {explicit!r}, which does not exist") from None
         return []
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         if explicit:
             raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
-        return []
+        return []  # such as the home of another user, which a container may have left in HOME
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is not TOML: {error}") from error
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -253,13 +261,20 @@ def _from_file(environ: Mapping[str, str]) -> list[Found]:
             raise ConfigError(
                 f"unknown setting {name!r} in {str(path)!r}", hint=f"did you mean {near[0]}?" if near else None
             )
-        separator = os.pathsep if name == "path" else " "
-        if isinstance(value, list):
-            value = separator.join(str(item) for item in value)
-        elif isinstance(value, bool):
-            value = str(int(value))
-        found.append((f"file {path}", (name, _parsed(_BY_FIELD[name], str(value), f"{name} in {str(path)!r}"))))
+        shown_as = f"{name} in {str(path)!r}"
+        found.append((f"file {path}", (name, _parsed(_BY_FIELD[name], _as_text(name, value, shown_as), shown_as))))
     return found
+
+
+def _as_text(name: str, value: object, shown_as: str) -> str:
+    """A TOML value as one would write it in a variable."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return (os.pathsep if name == "path" else " ").join(value)
+    raise ConfigError(f"{shown_as}: expected a string, a number, true, false or a list of strings")
 
 
 def _parsed(variable: Variable, text: str, shown_as: str) -> Any:
@@ -298,7 +313,7 @@ def _cache_home(environ: Mapping[str, str]) -> tuple[Path, str]:
     if home is not None:
         return home / ".cache" / "kartifacts", "default"
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108  the store checks owner and mode before use
-    return Path(temporary) / f"kartifacts-{os.getuid()}", "default, for want of a home directory"
+    return Path(os.path.abspath(temporary), f"kartifacts-{os.getuid()}"), "default, for want of a home directory"
 
 
 def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:

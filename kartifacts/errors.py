@@ -95,8 +95,8 @@ class MissingKernel(ArtifactUnavailable):
         self,
         message: str,
         *,
-        uri: str,
-        arch: str,
+        uri: str = "",
+        arch: str = "",
         refusals: tuple[Refusal, ...] = (),
         hint: str | None = None,
     ) -> None:

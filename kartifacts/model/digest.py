@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from typing import Any, NewType, NoReturn
 
 from kartifacts.errors import VerificationError
@@ -14,6 +16,7 @@ Digest = NewType("Digest", str)
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MAX_DEPTH = 64
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def sha256(data: bytes | bytearray | memoryview) -> Digest:
@@ -34,7 +37,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def strict_json(data: bytes, *, what: str) -> Any:
-    """Decode JSON, refusing duplicate keys, NaN, deep nesting and bad UTF-8.
+    """Decode JSON, refusing duplicate keys, NaN and infinities, deep nesting and what is not UTF-8.
 
     Raises:
         VerificationError: naming `what` and the fault.
@@ -43,17 +46,24 @@ def strict_json(data: bytes, *, what: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise VerificationError(f"{what} is malformed: the key {twice[:100]!r} stands twice")
         return made
 
     def no_constant(text: str) -> NoReturn:
         raise VerificationError(f"{what} is malformed: {text} is not JSON")
 
+    def finite(text: str) -> float:
+        value = float(text)
+        return value if math.isfinite(value) else no_constant(text[:100])
+
     try:
-        value = json.loads(data, object_pairs_hook=unique, parse_constant=no_constant)
+        # Given bytes, json would take UTF-16 and half characters too.
+        text = data.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite)
         _bound_depth(value, what)
+        if _SURROGATE.search(data):
+            canonical_json(value)  # fails on half a character, which no file name or message could hold
     except (ValueError, RecursionError) as error:
         raise VerificationError(f"{what} is malformed: {error}") from error
     return value

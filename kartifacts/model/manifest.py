@@ -1,8 +1,8 @@
 """What is published: release index → bundle manifest → kernel table → blocks inside packs.
 
-A *release* is an OCI image index, a *bundle* an OCI image manifest whose config is the kernel table (zstd JSON) and whose
-layers are packs.  A *pack* is a row of zstd frames; each frame is one *block*: the kernels of a run of names, solid.  So a
-whole bundle is a few large GETs, and one kernel is one Range GET of its block.
+A *release* is an OCI image index, a *bundle* an OCI image manifest whose config is the kernel table (zstd JSON) and
+whose layers are packs.  A *pack* is a row of zstd frames; each frame is one *block*: the kernels of a run of names,
+solid.  So a whole bundle is a few large GETs, and one kernel is one Range GET of its block.
 
 Everything here is parsed only after its digest was checked against the object that named it, and is bounded: sizes
 before reading, counts and offsets while parsing.
@@ -10,13 +10,14 @@ before reading, counts and offsets while parsing.
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.digest import Digest, canonical_json, parse_digest, strict_json
-from kartifacts.model.layout import check_path
+from kartifacts.model.layout import check_name, check_path, suffix_of
 
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 MEDIA_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -32,6 +33,8 @@ MAX_TABLE = 64 << 20  # bytes of a kernel table, compressed
 MAX_TABLE_RAW = 256 << 20  # bytes of a kernel table, decompressed
 MAX_PACK = 2 << 30  # bytes of one pack
 MAX_BLOCK_RAW = 1 << 30  # bytes of one block, decompressed
+
+_AXES = re.compile(r"[A-Za-z0-9_.+-]+=[A-Za-z0-9_.+-]+(&[A-Za-z0-9_.+-]+=[A-Za-z0-9_.+-]+)*")
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -162,6 +165,7 @@ def _expect(actual: object, expected: object, what: str) -> None:
 def decode_release(data: bytes, *, what: str = "release index") -> Release:
     release = _decode(data, Release, what)
     _expect(release.schema_version, 2, f"schemaVersion of {what}")
+    _expect(release.media_type, MEDIA_INDEX, f"mediaType of {what}")
     _expect(release.artifact_type, ARTIFACT_RELEASE, f"artifactType of {what}")
     for descriptor in release.manifests:
         _check_descriptor(descriptor, MEDIA_MANIFEST, MAX_INDEX, what)
@@ -171,6 +175,7 @@ def decode_release(data: bytes, *, what: str = "release index") -> Release:
 def decode_bundle(data: bytes, *, what: str = "bundle manifest") -> BundleManifest:
     bundle = _decode(data, BundleManifest, what)
     _expect(bundle.schema_version, 2, f"schemaVersion of {what}")
+    _expect(bundle.media_type, MEDIA_MANIFEST, f"mediaType of {what}")
     _expect(bundle.artifact_type, ARTIFACT_BUNDLE, f"artifactType of {what}")
     _check_descriptor(bundle.config, MEDIA_TABLE, MAX_TABLE, what)
     for layer in bundle.layers:
@@ -182,6 +187,8 @@ def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel tab
     """Parse a decompressed kernel table and check every offset against the packs of `bundle`."""
     table = _decode(data, Table, what)
     _expect(table.version, 1, f"version of {what}")
+    _check_name(table.library, "library", what)
+    _check_name(table.family, "family", what)
     for block in table.blocks:
         parse_digest(block.sha256)
         if not 0 <= block.pack < len(bundle.layers):
@@ -195,8 +202,9 @@ def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel tab
             raise VerificationError(f"{what} has a block outside its pack: {block}")
     seen: set[str] = set()
     for kernel in table.kernels:
-        parse_digest(kernel.sha256)
-        check_path(kernel.uri.partition("?")[0], what=f"a uri in {what}")
+        _check_identity(kernel, what)
+        if suffix_of("kernel" + kernel.suffix) != kernel.suffix:
+            raise VerificationError(f"{what} gives {kernel.uri[:150]!r} the suffix {kernel.suffix[:100]!r}")
         if kernel.uri in seen:
             raise VerificationError(f"{what} lists {kernel.uri[:150]!r} twice")
         seen.add(kernel.uri)
@@ -208,14 +216,40 @@ def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel tab
     return table
 
 
+def _check_identity(kernel: KernelEntry, what: str) -> None:
+    """The parts of an entry that end up in messages and in names of files."""
+    for digest in filter(None, (kernel.key, kernel.op_digest)):
+        parse_digest(digest)
+    parse_digest(kernel.sha256)
+    path, question, axes = kernel.uri.partition("?")
+    check_path(path, what=f"a uri in {what}")
+    if question and not (len(axes) <= 1024 and _AXES.fullmatch(axes)):
+        raise VerificationError(f"{what} has a uri with malformed axes: {kernel.uri[:150]!r}")
+    if suffix_of(f"_{kernel.suffix}") != kernel.suffix:
+        raise VerificationError(f"{what} gives {kernel.uri[:150]!r} a suffix that is none: {kernel.suffix[:50]!r}")
+
+
 def decode_lock(data: bytes, *, what: str = "kartifacts.lock") -> Lock:
     lock = _decode(data, Lock, what)
     _expect(lock.version, 1, f"version of {what}")
+    seen: set[tuple[str, str]] = set()
     for pin in lock.releases:
+        _check_name(pin.library, "library", what)
+        _check_name(pin.version, "version", what)
+        if (pin.library, pin.version) in seen:
+            raise VerificationError(f"{what} pins {pin.library} {pin.version} twice")
+        seen.add((pin.library, pin.version))
         parse_digest(pin.sha256)
         if not 0 < pin.size <= MAX_INDEX:
             raise VerificationError(f"{what} pins a release index of {pin.size} bytes; at most {MAX_INDEX} are read")
     return lock
+
+
+def _check_name(text: str, kind: str, what: str) -> None:
+    try:
+        check_name(text, kind)
+    except ConfigError as error:
+        raise VerificationError(f"{what} is malformed: {error.message}") from error
 
 
 def _check_descriptor(descriptor: Descriptor, media_type: str, limit: int, what: str) -> None:

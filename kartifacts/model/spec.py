@@ -5,7 +5,8 @@ Two digests, because two questions are asked:
 * `Spec.op_digest`: is this *the same op*?  Over the op, its axes, the content of every source and header reached, the
   declared flags and the FFI ABI.  A machine without a compiler can compute it; a prebuilt kernel fits when it is equal,
   whatever version string either side carries.
-* `Spec.key(toolchain)`: are these *the same bytes*?  Over the above, the full arch and the toolchain's kind and version.
+* `Spec.key(toolchain)`: are these *the same bytes*?  Over the above, the full arch and the toolchain's kind and
+  version.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kartifacts.model.layout import check_name
 
 KEY_SCHEMA = 1
 FFI_ABI = "tvm-ffi-0.1"
+_NOT_AXES = {"self", "op", "device"}  # load() takes axes as keywords beside these
 
 
 class DeviceDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,6 +153,10 @@ def check_family(decl: FamilyDecl, *, what: str) -> FamilyDecl:
         check_name(op.name, "op")
         if names.count(op.name) > 1:
             raise ConfigError(f"{what}: the op {op.name!r} is declared twice")
+        for axis in _NOT_AXES & set(op.axes):
+            raise ConfigError(
+                f"{what}: the op {op.name!r} has an axis named {axis!r}, which means something else in load()"
+            )
         if not op.device:
             raise ConfigError(f"{what}: the op {op.name!r} is declared for no device")
         for kind, device in op.device.items():
