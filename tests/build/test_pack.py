@@ -1,0 +1,274 @@
+"""What `pack_bundle` writes, decoded again by nothing but the model and zstandard."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from kartifacts.build.pack import PackInput, pack_bundle
+from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.model.digest import sha256
+from kartifacts.model.manifest import BundleManifest, Descriptor, Table, decode_bundle, decode_table
+
+
+def pack(entries: list[PackInput], out: Path, **options: Any) -> Descriptor:
+    settings: dict[str, Any] = {
+        "library": "demo",
+        "family": "norm",
+        "arch": "9.0a",
+        "abi": "tvm-ffi-0.1",
+        "toolchain": {"kind": "nvcc", "version": "13.0.88"},
+    }
+    return pack_bundle(entries, out, **(settings | options))
+
+
+def blob(out: Path, descriptor: Descriptor) -> bytes:
+    data = (out / "blobs" / "sha256" / descriptor.sha256).read_bytes()
+    assert len(data) == descriptor.size
+    assert sha256(data) == descriptor.sha256
+    return data
+
+
+def opened(out: Path, descriptor: Descriptor) -> tuple[BundleManifest, Table]:
+    bundle = decode_bundle(blob(out, descriptor))
+    raw_size = int(bundle.config.note("raw-size"))
+    raw = zstandard.ZstdDecompressor().decompress(blob(out, bundle.config), max_output_size=raw_size)
+    assert len(raw) == raw_size
+    return bundle, decode_table(raw, bundle)
+
+
+def unpacked(out: Path, descriptor: Descriptor) -> dict[str, bytes]:
+    """Every kernel by uri, each read as a client does: one range, hashed, then decompressed within its bound."""
+    bundle, table = opened(out, descriptor)
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    packs = [blob(out, layer) for layer in bundle.layers]
+    blocks = []
+    for block in table.blocks:
+        frame = packs[block.pack][block.offset : block.offset + block.length]
+        assert sha256(frame) == block.sha256
+        assert zstandard.frame_content_size(frame) == block.size
+        blocks.append(reader.decompress(frame, max_output_size=block.size))
+    kernels = {entry.uri: blocks[entry.block][entry.offset : entry.offset + entry.size] for entry in table.kernels}
+    assert {entry.uri: entry.sha256 for entry in table.kernels} == {uri: sha256(data) for uri, data in kernels.items()}
+    return kernels
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> list[PackInput]:
+    """Forty files of 0 to 60 KB; neighbours are alike, and no order is kept."""
+    chance = random.Random(3)
+    common = chance.randbytes(40_000)
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    made = []
+    for number in range(40):
+        path = folder / f"k{number}.so"
+        path.write_bytes(common[: number * 1000] + chance.randbytes(number * 500))
+        made.append(PackInput(f"norm/k?n={number}", path, suffix=".so", exports=("f",), needs={"glibc": "2.34"}))
+    chance.shuffle(made)
+    return made
+
+
+def tree(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+# -- round trip --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("block_bytes", "pack_bytes"), [(1, 1), (100_000, 150_000), (8 << 20, 64 << 20)])
+def test_every_kernel_comes_back_whatever_the_blocks(
+    kernels: list[PackInput], tmp_path: Path, block_bytes: int, pack_bytes: int
+) -> None:
+    made = pack(kernels, tmp_path / "out", block_bytes=block_bytes, pack_bytes=pack_bytes)
+    assert unpacked(tmp_path / "out", made) == {entry.uri: entry.path.read_bytes() for entry in kernels}
+    bundle, table = opened(tmp_path / "out", made)
+    assert all(layer.size <= pack_bytes for layer in bundle.layers) or block_bytes == 1
+    assert [entry.uri for entry in table.kernels] == sorted(entry.uri for entry in kernels)
+
+
+def test_the_table_says_all_that_the_input_said(kernels: list[PackInput], tmp_path: Path) -> None:
+    told = PackInput(
+        "norm/z", kernels[0].path, ".so", key="1" * 64, op_digest="2" * 64, exports=["b", "a"], needs={"cudart": "13"}
+    )
+    made = pack([*kernels, told], tmp_path)
+    entry = opened(tmp_path, made)[1].kernels[-1]
+    assert (entry.uri, entry.suffix, entry.key, entry.op_digest) == ("norm/z", ".so", "1" * 64, "2" * 64)
+    assert (entry.exports, entry.needs) == (["b", "a"], {"cudart": "13"})
+
+
+def test_manifest_and_descriptor_carry_the_same_notes(kernels: list[PackInput], tmp_path: Path) -> None:
+    made = pack(kernels, tmp_path)
+    bundle, table = opened(tmp_path, made)
+    assert made.annotations == bundle.annotations
+    assert made.note("arch") == table.arch == "9.0a"
+    assert made.note("toolchain") == "kind=nvcc version=13.0.88"
+    assert made.note("kernels") == "40"
+    assert int(made.note("raw-size")) == sum(entry.path.stat().st_size for entry in kernels)
+
+
+def test_the_same_kernels_give_the_same_bytes_in_any_order_and_with_any_number_of_threads(
+    kernels: list[PackInput], tmp_path: Path
+) -> None:
+    first = pack(kernels, tmp_path / "a", block_bytes=50_000, pack_bytes=200_000, jobs=1)
+    second = pack(sorted(kernels, key=str), tmp_path / "b", block_bytes=50_000, pack_bytes=200_000, jobs=4)
+    assert first == second
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+
+
+def test_only_named_readable_blobs_are_left(kernels: list[PackInput], tmp_path: Path) -> None:
+    pack(kernels, tmp_path / "out", pack_bytes=100_000)
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file():
+            assert path.name == sha256(path.read_bytes())
+            assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_neighbours_share_their_block(kernels: list[PackInput], tmp_path: Path) -> None:
+    solid = pack(kernels, tmp_path / "solid")
+    single = pack(kernels, tmp_path / "single", block_bytes=1)
+    sizes = [
+        sum(layer.size for layer in opened(tmp_path / name, made)[0].layers)
+        for name, made in (("solid", solid), ("single", single))
+    ]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+def test_progress_ends_at_the_total(kernels: list[PackInput], tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    pack(kernels, tmp_path, block_bytes=100_000, progress=lambda done, total: told.append((done, total)))
+    total = sum(entry.path.stat().st_size for entry in kernels)
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+    assert len(told) > 5
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one kernel"):
+        pack([], tmp_path)
+
+
+def test_two_files_of_one_name_are_refused(kernels: list[PackInput], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"two files want the name 'norm/k\?n=3'"):
+        pack([*kernels, PackInput("norm/k?n=3", kernels[0].path)], tmp_path)
+
+
+@pytest.mark.parametrize("uri", ["../x", "/x", "a//b", "", "a/../b", "con", "a b", "x\n"])
+def test_a_name_that_could_leave_the_tree_is_refused(kernels: list[PackInput], tmp_path: Path, uri: str) -> None:
+    with pytest.raises(VerificationError, match="not a safe relative path"):
+        pack([PackInput(uri, kernels[0].path)], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"arch": "sm_90a"}, {"arch": "9.9x"}, {"library": "A"}, {"abi": "x y"}, {"level": 0}, {"block_bytes": 0}]
+)
+def test_what_no_reader_would_take_is_not_written(
+    kernels: list[PackInput], tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        pack(kernels, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_be_read_is_a_typed_error(kernels: list[PackInput], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "absent", tmp_path, tmp_path / "pipe"):
+        with pytest.raises(StoreError, match=r"cannot read|not a regular file"):
+            pack([*kernels, PackInput("x", path)], tmp_path / "out")
+
+
+def test_an_output_that_cannot_be_written_is_a_typed_error(kernels: list[PackInput], tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(StoreError, match="cannot write the repository"):
+        pack(kernels, tmp_path / "out")
+
+
+def test_a_full_disk_is_a_typed_error_and_leaves_no_litter(kernels: list[PackInput], tmp_path: Path) -> None:
+    code = f"""
+import resource, signal
+from pathlib import Path
+from kartifacts.build.pack import PackInput, pack_bundle
+from kartifacts.errors import StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+entries = [PackInput(path.name, path) for path in Path({str(kernels[0].path.parent)!r}).iterdir()]
+try:
+    out = Path({str(tmp_path / "out")!r})
+    pack_bundle(entries, out, library="d", family="n", arch="any", abi="none", toolchain={{}})
+except StoreError as error:
+    print("typed:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("typed: cannot write the repository")
+    assert tree(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize("change", ["grow", "shrink", "rewrite", "replace", "remove"])
+def test_a_file_that_changes_while_it_is_packed_is_never_published(
+    kernels: list[PackInput], tmp_path: Path, change: str
+) -> None:
+    victim = max(kernels, key=lambda entry: entry.uri).path
+
+    def interfere(done: int, total: int) -> None:
+        if victim.exists() and victim.stat().st_mtime_ns != 1:
+            content = victim.read_bytes()
+            if change == "grow":
+                victim.write_bytes(content + b"x")
+            elif change == "shrink":
+                victim.write_bytes(content[:-1])
+            elif change == "rewrite":
+                victim.write_bytes(bytes(len(content)))
+            elif change == "replace":
+                os.replace(kernels[0].path, victim)
+            else:
+                victim.unlink()
+                return
+            os.utime(victim, ns=(1, 1))
+
+    # One block at a time, and blocks so large that the victim's is not read before the first is done.
+    for entry in kernels:
+        if entry.path != victim:
+            entry.path.write_bytes(bytes(5_000_000))
+    with pytest.raises((VerificationError, StoreError), match=r"changed while it was packed|cannot read"):
+        pack(kernels, tmp_path / "out", block_bytes=1, jobs=1, level=1, progress=interfere)
+    assert not any(path.name.startswith(".") for path in (tmp_path / "out" / "blobs" / "sha256").iterdir())
+
+
+def test_content_that_is_not_what_was_promised_is_refused(kernels: list[PackInput], tmp_path: Path) -> None:
+    good = sha256(kernels[0].path.read_bytes())
+    pack([PackInput("x", kernels[0].path, sha256=good)], tmp_path / "good")
+    with pytest.raises(VerificationError, match="not what was promised"):
+        pack([PackInput("x", kernels[1].path, sha256=good)], tmp_path / "bad")
+
+
+def test_a_large_file_is_packed_in_bounded_memory(tmp_path: Path) -> None:
+    size = 400 << 20
+    code = f"""
+import resource, random
+from pathlib import Path
+from kartifacts.build.pack import PackInput, pack_bundle
+piece = random.Random(1).randbytes(1 << 20)
+with open("large", "wb") as file:
+    for _ in range({size >> 20}):
+        file.write(piece)
+for number in range(12):
+    Path(f"small{{number}}").write_bytes(random.Random(number).randbytes(6 << 20))
+entries = [PackInput(name, Path(name)) for name in ["large", *(f"small{{n}}" for n in range(12))]]
+pack_bundle(entries, Path("out"), library="d", family="n", arch="any", abi="none", toolchain={{}}, jobs=2)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert int(done.stdout) < 300
