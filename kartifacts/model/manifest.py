@@ -156,7 +156,7 @@ def _decode(data: bytes, kind: type[_T], what: str) -> _T:
 def _expect(actual: object, expected: object, what: str) -> None:
     if actual != expected:
         raise VerificationError(
-            f"{what}: expected {expected!r}, got {str(actual)[:100]!r}",
+            f"{what}: expected {expected!r}, got {repr(actual)[:100]}",
             expected=str(expected),
             actual=str(actual)[:100],
         )

@@ -18,6 +18,20 @@ BUNDLE_GROUP = "kartifacts.bundles"
 """Entry point group of installed bundle wheels; the value names the package whose directory is a repository."""
 
 
+class Pieces:
+    """The bytes of one read, as an iterator, and where they really come from."""
+
+    def __init__(self, pieces: Iterator[bytes], place: str) -> None:
+        self._pieces = pieces
+        self.place = place  # a path, or the URL after all redirects, without credentials
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._pieces
+
+    def __next__(self) -> bytes:
+        return next(self._pieces)
+
+
 class Source(Protocol):
     """A place to read from.  It is never trusted: whoever reads checks size and digest."""
 
@@ -26,7 +40,7 @@ class Source(Protocol):
 
     def read(
         self, digest: Digest, size: int, *, start: int = 0, length: int | None = None
-    ) -> AbstractContextManager[Iterator[bytes]]:
+    ) -> AbstractContextManager[Pieces]:
         """Open `length` bytes (all, if None) from `start` of the blob `digest`, which is `size` bytes long.
 
         The iterator gives at most `length` bytes, in pieces of at most 1 MiB, and raises if the source ends early.

@@ -12,6 +12,7 @@ from pathlib import Path
 from kartifacts.errors import SourceError, VerificationError
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import blob_path
+from kartifacts.sources import Pieces
 
 PIECE = 1 << 20
 
@@ -32,9 +33,7 @@ class DirectorySource:
         return f"DirectorySource({self.name!r})"
 
     @contextmanager
-    def read(
-        self, digest: Digest, size: int, *, start: int = 0, length: int | None = None
-    ) -> Iterator[Iterator[bytes]]:
+    def read(self, digest: Digest, size: int, *, start: int = 0, length: int | None = None) -> Iterator[Pieces]:
         path, descriptor = self._open(digest)
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
@@ -48,7 +47,7 @@ class DirectorySource:
                     actual=f"{found.st_size} bytes",
                 )
             file.seek(start)
-            yield _pieces(file, path, size - start if length is None else length)
+            yield Pieces(_pieces(file, path, size - start if length is None else length), path)
 
     def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:
         path = self.path / "v1" / "sha256" / digest[:2] / (digest + suffix)

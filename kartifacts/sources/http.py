@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import random
@@ -20,6 +21,7 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import blob_path
+from kartifacts.sources import Pieces
 from kartifacts.sources.answers import REDIRECTS, check_range, check_status, check_whole, shown
 from kartifacts.sources.breaker import Breaker
 
@@ -63,14 +65,12 @@ class HttpSource:
         return f"HttpSource({self.name!r})"
 
     @contextmanager
-    def read(
-        self, digest: Digest, size: int, *, start: int = 0, length: int | None = None
-    ) -> Iterator[Iterator[bytes]]:
+    def read(self, digest: Digest, size: int, *, start: int = 0, length: int | None = None) -> Iterator[Pieces]:
         end = size if length is None else start + length
         transfer = _Transfer(self, f"{self._url}/{blob_path(digest)}", size, start, end)
         try:
             transfer.open()
-            yield transfer.pieces()
+            yield transfer
         finally:
             transfer.close()
 
@@ -133,11 +133,9 @@ class HttpSource:
 def _new_session() -> requests.Session:
     import requests
 
-    from kartifacts import __version__
-
     session = requests.Session()
     session.headers.clear()
-    session.headers["User-Agent"] = f"kartifacts/{__version__}"
+    session.headers["User-Agent"] = "kartifacts"
     # What OpenSSL calls SSL_CERT_FILE; REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE are honoured by requests, and win.
     paths = ssl.get_default_verify_paths()
     if paths.cafile and paths.cafile != paths.openssl_cafile:
@@ -200,14 +198,17 @@ def _innermost(error: BaseException) -> str:
             break
         if isinstance(reason, OSError) and reason.strerror:
             text = reason.strerror
+        elif isinstance(reason, http.client.HTTPException):
+            text = str(reason)[:200] or type(reason).__name__
         reason = reason.__cause__ or reason.__context__
     return text or type(error).__name__
 
 
-class _Transfer:
+class _Transfer(Pieces):
     """The bytes from `start` to `end` of one blob, over as many requests as it takes."""
 
     def __init__(self, source: HttpSource, url: str, size: int, start: int, end: int) -> None:
+        super().__init__(self._generate(), shown(url))
         self._source = source
         self._url = url
         self._size = size
@@ -218,7 +219,7 @@ class _Transfer:
         self._waited = 0.0
         self._resumed_at = start
         self._response: requests.Response | None = None
-        self._effective = url
+        self._effective = url  # where the open answer came from
 
     def open(self) -> None:
         """Ask until there is an answer with a body, or no more try is left."""
@@ -230,14 +231,14 @@ class _Transfer:
             else:
                 return
 
-    def pieces(self) -> Iterator[bytes]:
+    def _generate(self) -> Iterator[bytes]:
         while self._position < self._end:
             try:
                 for piece in self._body():
                     self._position += len(piece)
                     yield piece
                 if self._position < self._end:
-                    raise SourceError(f"{shown(self._effective)} ended {self._end - self._position} bytes early")
+                    raise SourceError(f"{self.place} ended {self._end - self._position} bytes early")
             except SourceError as error:  # noqa: PERF203  so it is here
                 self.close()
                 self._before_next_try(error)
@@ -255,6 +256,7 @@ class _Transfer:
             if self._etag:
                 headers["If-Range"] = self._etag
         response, self._effective = self._source.ask(self._url, headers)
+        self.place = shown(self._effective)
         try:
             check_status(response.status_code, response.headers, self._effective, size=self._size)
             if response.status_code == 206:
@@ -275,7 +277,7 @@ class _Transfer:
         allowed = ("identity", "", "gzip", "x-gzip") if response.status_code == 200 else ("identity", "")
         if encoding not in allowed:
             raise SourceError(
-                f"{shown(self._effective)} answered with Content-Encoding {encoding[:40]!r}, which was not asked for",
+                f"{self.place} answered with Content-Encoding {encoding[:40]!r}, which was not asked for",
                 permanent=True,
                 hint="switch compression off for the mirror's blobs/",
             )
@@ -332,16 +334,14 @@ class _Transfer:
             try:  # read1, since read would wait for a full piece however slowly it comes
                 piece: bytes = response.raw.read1(PIECE, decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                raise SourceError(f"{shown(self._effective)} broke off: {_broke_off(error)}") from error
+                raise SourceError(f"{self.place} broke off: {_broke_off(error)}") from error
             if not piece:
                 return
             waited += time.monotonic() - before
             received += len(piece)
             if waited >= window:
                 if received < MIN_RATE * waited:
-                    raise SourceError(
-                        f"{shown(self._effective)} sent {received} bytes in {waited:.0f} s, which is too slow"
-                    )
+                    raise SourceError(f"{self.place} sent {received} bytes in {waited:.0f} s, which is too slow")
                 waited, received = 0.0, 0
             yield piece
 

@@ -1,0 +1,212 @@
+"""Gives the path of every kernel that was asked for: in place, from the store, or fetched into it; all or an error."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from kartifacts.config import Settings
+from kartifacts.errors import KartifactsError, StoreError, VerificationError
+from kartifacts.fetch.catalog import Bundle, read_release
+from kartifacts.fetch.parallel import run_all
+from kartifacts.fetch.plan import Range, plan
+from kartifacts.fetch.progress import bar
+from kartifacts.fetch.transfer import Stats, Transfer
+from kartifacts.model.digest import parse_digest
+from kartifacts.model.manifest import KernelEntry, Pin, Release
+from kartifacts.sources import Source
+from kartifacts.store import Store, check_trusted
+
+log = logging.getLogger(__name__)
+
+_PIECE = 1 << 20
+# Files used in place that were hashed by this process, by what would be different had they changed since.
+_hashed: set[tuple[str, str, int, int, int, int]] = set()
+
+
+class Fetcher:
+    """Turns pins into kernels on disk.
+
+    Args:
+        store: where fetched kernels and metadata are kept.
+        sources: where they come from, in order; see `kartifacts.sources.from_settings`.
+        settings: threads, tries, offline.
+    """
+
+    def __init__(self, store: Store, sources: Sequence[Source], settings: Settings) -> None:
+        self.store = store
+        self.sources = tuple(sources)
+        self.settings = settings
+        self._transfer = Transfer(store, self.sources, settings)
+
+    @property
+    def stats(self) -> Stats:
+        """What was read from sources so far."""
+        return self._transfer.stats
+
+    def release(self, pin: Pin) -> Release:
+        """The release index that a pin names.
+
+        Raises:
+            ArtifactUnavailable: no place holds it; the error lists them all.
+            VerificationError: the only ones that do hold other bytes, or it is malformed.
+        """
+        return read_release(pin, self._transfer)
+
+    def bundles(self, pin: Pin) -> list[Bundle]:
+        """The bundles of a release; choose by their descriptors' notes before touching manifest or table."""
+        return [Bundle(descriptor, self._transfer) for descriptor in self.release(pin).manifests]
+
+    def ensure(
+        self,
+        bundle: Bundle,
+        entries: Iterable[KernelEntry],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> dict[str, Path]:
+        """Have every entry as a verified file on this machine; gives uri → path.
+
+        Args:
+            bundle: the bundle whose table lists the entries.
+            entries: entries of ``bundle.table.kernels``.
+            progress: called with numbers of bytes that add up to `missing_bytes`; without it a bar is shown as
+                ``KARTIFACTS_PROGRESS`` says.
+
+        Raises:
+            ArtifactUnavailable: something is in no place; everything else that was asked for has been fetched.
+            VerificationError: a place holds other bytes, and none the right ones.
+            StoreError: the store cannot take them.
+        """
+        entries = list(entries)
+        found = {entry.uri: path for entry in entries if (path := self.find(entry) or self._adopt(entry)) is not None}
+        missing = [entry for entry in entries if entry.uri not in found]
+        if missing:
+            ranges = plan(bundle.manifest, bundle.table, missing)
+            self._warn_if_full(missing)
+            if progress is not None:
+                self._fetch(ranges, progress)
+            else:
+                with bar(self.settings, sum(found.wanted for found in ranges), bundle.name) as shown:
+                    self._fetch(ranges, shown)
+            found.update((entry.uri, self._fetched(entry)) for entry in missing)
+        return found
+
+    def missing_bytes(self, bundle: Bundle, entries: Iterable[KernelEntry]) -> int:
+        """How many bytes `ensure` would read from sources; writes nothing."""
+        missing = [entry for entry in entries if self.find(entry) is None]
+        return sum(found.wanted for found in plan(bundle.manifest, bundle.table, missing)) if missing else 0
+
+    def find(self, entry: KernelEntry) -> Path | None:
+        """Where an entry is on this machine without fetching: loose in a local source, or in the store."""
+        for source, path in self._loose(entry):
+            if _trusted(path) and self._has_right_bytes(path, entry):
+                self._transfer.origins[entry.sha256] = source.name
+                return path
+        return self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
+
+    def origin_of(self, entry: KernelEntry) -> str:
+        """The name of the source that gave an entry to this process, or ``store`` if it was there before."""
+        return self._transfer.origins.get(entry.sha256, "store")
+
+    def _loose(self, entry: KernelEntry) -> Iterator[tuple[Source, Path]]:
+        digest = parse_digest(entry.sha256)
+        for source in self.sources:
+            path = source.loose(digest, entry.size, entry.suffix) if source.local else None
+            if path is not None:
+                yield source, path
+
+    def _adopt(self, entry: KernelEntry) -> Path | None:
+        """Copy a loose file that other users may change into the store, checked on the way."""
+        for source, path in self._loose(entry):
+            if _trusted(path):
+                continue
+            digest = parse_digest(entry.sha256)
+            try:
+                with open(path, "rb", buffering=0) as file, self.store.writer(digest, entry.size, entry.suffix) as new:
+                    while piece := file.read(_PIECE):
+                        new.write(piece)
+            except VerificationError as error:
+                self._note_wrong(path, entry, error.actual)
+            except OSError as error:
+                log.warning("cannot read %s: %s", path, error.strerror)
+            else:
+                self._transfer.origins[entry.sha256] = source.name
+                return new.path
+        return None
+
+    def _has_right_bytes(self, path: Path, entry: KernelEntry) -> bool:
+        if self.settings.verify == "off":
+            log.warning("%s is used unchecked: KARTIFACTS_VERIFY is off", path)
+            return True
+        try:
+            with open(path, "rb", buffering=0) as file:
+                state = os.fstat(file.fileno())
+                known = (entry.sha256, str(path), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
+                if known in _hashed:
+                    return True
+                digest = hashlib.sha256()
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+        except OSError as error:
+            log.warning("cannot read %s: %s", path, error.strerror)
+            return False
+        if digest.hexdigest() != parse_digest(entry.sha256):
+            self._note_wrong(path, entry, f"sha256 {digest.hexdigest()}")
+            return False
+        _hashed.add(known)
+        return True
+
+    def _note_wrong(self, path: Path, entry: KernelEntry, actual: str) -> None:
+        error = VerificationError(
+            f"{entry.uri}: {path} has {actual}, expected sha256 {entry.sha256}",
+            source=str(path),
+            expected=entry.sha256,
+            actual=actual,
+        )
+        log.warning("%s", error.message)
+        self._transfer.wrong_in_place[entry.sha256] = error
+
+    def _fetch(self, ranges: Sequence[Range], progress: Callable[[int], object]) -> None:
+        jobs = [partial(self._transfer.range, wanted, progress) for wanted in ranges]
+        errors = run_all(jobs, self.settings.download_threads)
+        if errors:
+            raise _worst(errors)
+
+    def _fetched(self, entry: KernelEntry) -> Path:
+        path = self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
+        if path is None:
+            raise StoreError(
+                f"{entry.uri} was written to {str(self.store.root)!r} and is gone",
+                hint="something else removes files there, perhaps a gc that keeps less",
+            )
+        return path
+
+    def _warn_if_full(self, missing: Iterable[KernelEntry]) -> None:
+        need = sum(entry.size for entry in missing)
+        free = self.store.free_bytes()
+        if free is not None and free < need:
+            log.warning("%s needs %d bytes and %d are free", self.store.root, need, free)
+
+
+def _trusted(path: Path) -> bool:
+    try:
+        check_trusted(path)
+    except StoreError as error:
+        log.debug("%s is copied before use: %s", path, error.message)
+        return False
+    return True
+
+
+def _worst(errors: Sequence[KartifactsError]) -> KartifactsError:
+    """The error to raise when several jobs failed: wrong bytes before anything else."""
+    first = next((error for error in errors if isinstance(error, VerificationError)), errors[0])
+    if len(errors) > 1:
+        log.error("%d further ranges failed too:", len(errors) - 1)
+        for error in errors:
+            if error is not first:
+                log.error("%s", error)
+    return first
