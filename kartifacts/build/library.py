@@ -389,3 +389,9 @@ def _included(root: Path, path: str, content: bytes) -> Iterator[str]:
             if (root / place / name).is_file():
                 yield inside(place, name, f"an include in {path}")
                 break
+
+
+def relative(root: Path, name: str) -> str | None:
+    """A file that a compiler names, relative to the library's root, in which it ran; None if it lies elsewhere."""
+    path = posixpath.normpath(posixpath.relpath(name, root) if posixpath.isabs(name) else name)
+    return None if path.startswith("../") else path

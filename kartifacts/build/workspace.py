@@ -57,7 +57,7 @@ def _status(path: Path, *, follow: bool) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path, doing: str = "write in") -> Iterator[None]:
     """Turn an `OSError` into a `StoreError` that says where, why and how much room there is."""
     try:
         yield
@@ -66,7 +66,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             room = f"; {shutil.disk_usage(path).free >> 20} MiB are free there"
         raise StoreError(
-            f"cannot write in the workspace {str(path)!r}: {error.strerror or error} ({error.filename}){room}",
+            f"cannot {doing} the workspace {str(path)!r}: {error.strerror or error} ({error.filename}){room}",
             hint="set KARTIFACTS_WORKSPACE to a directory that can be written",
         ) from error
 

@@ -143,7 +143,7 @@ def _judged(place: str, root: Path, problem: str) -> Candidate:
 def _of_program(settings: Settings, program: Path) -> Candidate:
     """The toolkit of an nvcc on PATH, which may be a link or a script that starts the real one."""
     root = Path(os.path.realpath(program)).parent.parent
-    if (root / "bin/ptxas").is_file():
+    if (root / "nvvm/bin/cicc").is_file():
         return str(program), root, ""
     try:
         facts = probe.remembered(settings, "nvcc on PATH", [program], partial(_ask_for_root, settings, program))

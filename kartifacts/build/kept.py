@@ -1,0 +1,178 @@
+"""Finished kernels in the workspace: how one is written down, found again, and put in place when several make it.
+
+kernels/<op digest>.<arch>/<key>/kernel.so      this name never means two contents: dlopen caches by path
+                                /kernel.json    what it is, and the digest of the file beside it
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kartifacts.build.workspace import check_owner, storage_errors, sync
+from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.model.arch import Arch, parse_arch
+from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
+from kartifacts.model.spec import Spec
+
+log = logging.getLogger(__name__)
+
+FILE = "kernel.so"
+RECORD = "kernel.json"
+SUFFIX = ".so"
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """One finished kernel: what a packer or a loader needs to know of it."""
+
+    uri: str
+    arch: Arch
+    path: Path
+    key: Digest
+    op_digest: Digest
+    sha256: Digest
+    size: int
+    exports: tuple[str, ...]
+    needs: Mapping[str, str]
+    toolchain: Mapping[str, str]
+    suffix: str = SUFFIX
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of kernel.json."""
+
+    uri: str
+    arch: str
+    key: str
+    op_digest: str
+    sha256: str
+    size: int
+    exports: list[str]
+    needs: dict[str, str]
+    parts: dict[str, Any]  # what the key is made of, so that two keys can be compared
+
+
+def folder(workspace: Path, spec: Spec) -> Path:
+    """Where all builds of one op, one specialisation and one arch lie."""
+    return workspace / "kernels" / f"{spec.op_digest}.{spec.arch.slug}"
+
+
+def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel | None:
+    """The finished build of `spec` with this key, or without one the newest of any compiler; None if there is none.
+
+    Writes nothing.  A damaged build counts as none, with a warning.
+
+    Raises:
+        StoreError: the workspace belongs to somebody else, or everybody may write to it.
+    """
+    with storage_errors(workspace, "read"):
+        check_owner(workspace)
+    home = folder(workspace, spec)
+    places = [home / key] if key is not None else sorted(_entries(home), key=_age)
+    return next((kernel for place in places if (kernel := _usable(place, spec)) is not None), None)
+
+
+def _usable(place: Path, spec: Spec) -> BuiltKernel | None:
+    try:
+        return read(place, spec)
+    except FileNotFoundError:
+        pass
+    except (OSError, VerificationError, ConfigError) as error:
+        log.warning("the kernel built in %s is not used: %s", place, error)
+    return None
+
+
+def _entries(home: Path) -> list[Path]:
+    try:
+        return list(home.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _age(place: Path) -> float:
+    try:
+        return -(place / RECORD).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def read(place: Path, spec: Spec) -> BuiltKernel:
+    """The finished build in `place`, its file checked.
+
+    Raises:
+        VerificationError: it is damaged, or of another spec.
+        OSError: it is not there or cannot be read.
+    """
+    what = str(place / RECORD)
+    try:
+        record = msgspec.convert(strict_json((place / RECORD).read_bytes(), what=what), Record)
+    except msgspec.ValidationError as error:
+        raise VerificationError(f"{what} is malformed: {error}") from error
+    if (record.uri, record.op_digest, record.arch) != (spec.uri, spec.op_digest, str(spec.arch)):
+        raise VerificationError(f"{what} describes {record.uri} for {record.arch}, not {spec.uri} for {spec.arch}")
+    actual = sha256((place / FILE).read_bytes())
+    if actual != record.sha256:
+        raise VerificationError(
+            f"{str(place / FILE)!r} has changed since it was built", expected=record.sha256, actual=actual
+        )
+    return _kernel(place, record)
+
+
+def _kernel(place: Path, record: Record) -> BuiltKernel:
+    return BuiltKernel(
+        uri=record.uri,
+        arch=parse_arch(record.arch),
+        path=place / FILE,
+        key=Digest(record.key),
+        op_digest=Digest(record.op_digest),
+        sha256=Digest(record.sha256),
+        size=record.size,
+        exports=tuple(record.exports),
+        needs=record.needs,
+        toolchain=record.parts["toolchain"],
+    )
+
+
+def keep(staged: Path, workspace: Path, spec: Spec, record: Record) -> BuiltKernel:
+    """Move the directory `staged`, which holds kernel.so, to its place; if another build is there already, use that.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    home = folder(workspace, spec)
+    with storage_errors(workspace):
+        (staged / RECORD).write_bytes(canonical_json(msgspec.to_builtins(record)))
+        for path in (staged / FILE, staged / RECORD, staged):
+            sync(path)
+        home.mkdir(parents=True, exist_ok=True)
+        return read(_settle(staged, home / record.key, spec), spec)
+
+
+def _settle(staged: Path, place: Path, spec: Spec) -> Path:
+    """Where the build is in the end: in `place`, or beside it if what holds `place` cannot be seen."""
+    try:
+        os.rename(staged, place)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
+            raise
+    else:
+        return place
+    try:
+        read(place, spec)
+    except VerificationError:  # damaged: out of the way with it, where a process that has mapped it is not disturbed
+        os.rename(place, staged.with_name(f"{staged.name}.damaged"))
+        os.rename(staged, place)
+    except OSError:  # on a network file system the winner may stay invisible for a minute
+        aside = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
+        os.rename(staged, aside)
+        return aside
+    return place

@@ -1,0 +1,254 @@
+"""Runs compile and link steps through ninja, tells of each one that is done, and says what went wrong in one line.
+
+No step outlives the call: whatever ends it, ninja is told to stop and takes its compilers with it.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kartifacts.build.toolchains.probe import environment
+from kartifacts.build.workspace import replace_file, storage_errors
+from kartifacts.config import Settings
+from kartifacts.errors import BuildError, NoCompiler, Refusal
+
+_STATUS = "@kart@ "  # begins the line that ninja prints when a step has ended
+_FAILED = re.compile(r"FAILED: (?:\[code=(-?\d+)\] )?(.*?)\s*$")
+_GRACE = 10.0  # seconds that ninja has to stop its compilers
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command that makes one file.
+
+    Args:
+        name: of its log.
+        title: for people.
+        root: working directory of the command; nothing is written there.
+        inputs: outputs of other steps that it needs.
+    """
+
+    name: str
+    title: str
+    root: str
+    command: tuple[str, ...]
+    output: Path
+    inputs: tuple[Path, ...] = ()
+
+    @property
+    def shell(self) -> str:
+        """The command as one types it."""
+        return f"cd {shlex.quote(self.root)} && {shlex.join(self.command)}"
+
+
+class Killed(BuildError):
+    """A compiler was killed, most often for want of memory: with fewer at once it may live."""
+
+
+def run(
+    steps: Sequence[Step],
+    *,
+    folder: Path,
+    jobs: int,
+    settings: Settings,
+    on_done: Callable[[Step], None],
+) -> None:
+    """Run every step, as many at once as `jobs`.
+
+    Args:
+        folder: a directory for ninja's own files.
+        on_done: called after each step that succeeded, soon after it ended.
+
+    Raises:
+        BuildError: a step failed; steps that had begun are waited for. `Killed` if a compiler was killed.
+        NoCompiler: there is no ninja.
+    """
+    program = find(settings)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "build.ninja").write_text(script(steps, folder))
+    environ = {**environment(settings), "NINJA_STATUS": _STATUS}
+    command = [str(program), "-f", str(folder / "build.ninja"), "-j", str(jobs)]
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches us alone, and we tell ninja
+        )
+    except OSError as error:
+        raise BuildError(f"ninja does not start: {error}", command=shlex.join(command)) from error
+    try:
+        assert process.stdout is not None
+        follow = _Follower(steps, settings.workspace / "logs", on_done)
+        for line in process.stdout:
+            follow.line(line)
+        follow.end(process.wait())
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End ninja if it still runs; on SIGTERM it ends its compilers too, which live in process groups of their own."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def find(settings: Settings) -> Path:
+    """The ninja of the Python package, else the one on PATH."""
+    scripts = sysconfig.get_path("scripts")
+    found = shutil.which("ninja", path=scripts) or shutil.which("ninja", path=settings.search_path)
+    if found is None:
+        raise NoCompiler(
+            "ninja was not found, which runs the compilers",
+            searched=(
+                Refusal(scripts, "no program 'ninja'"),
+                Refusal("PATH", f"no program 'ninja' in {settings.search_path!r}"),
+            ),
+            hint="pip install ninja",
+        )
+    return Path(found)
+
+
+# -- what ninja reads --------------------------------------------------------------------------------------------------
+
+
+def script(steps: Iterable[Step], folder: Path) -> str:
+    """The text of build.ninja.
+
+    Sources are no inputs: a step is there because no object of its content exists, and times of files decide nothing.
+    """
+    lines = ["ninja_required_version = 1.7", f"builddir = {_value(str(folder))}", ""]
+    for number, step in enumerate(steps):
+        inputs = "".join(f" {_path(path)}" for path in step.inputs)
+        lines += [
+            f"rule r{number}",
+            f"  command = {_value(step.shell)}",
+            f"  description = {number}",
+            f"build {_path(step.output)}: r{number}{inputs}",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _value(text: str) -> str:
+    if "\n" in text:
+        raise BuildError(f"a command with a line break cannot be run: {text[:200]!r}")
+    return text.replace("$", "$$")
+
+
+def _path(path: Path) -> str:
+    return re.sub(r"([ :|])", r"$\1", _value(str(path)))
+
+
+# -- what ninja says ---------------------------------------------------------------------------------------------------
+
+
+class _Follower:
+    """Reads ninja's output: per step a status line when it ended, then what it printed, or first that it failed."""
+
+    def __init__(self, steps: Sequence[Step], logs: Path, on_done: Callable[[Step], None]) -> None:
+        self.steps = steps
+        self.logs = logs
+        self.on_done = on_done
+        self.ended: Step | None = None  # whether it failed shows in the next line
+        self.failed: tuple[Step, int] | None = None  # the first that did
+        self.text: list[str] = []  # since the last status line
+        self.complaint: list[str] = []  # what the failed step printed
+
+    def line(self, line: str) -> None:
+        if line.startswith(_STATUS):
+            self._settle()
+            self.ended = self.steps[int(line.removeprefix(_STATUS))]
+        elif (match := _FAILED.match(line)) and self.ended is not None:
+            if self.failed is None:
+                self.failed = (self.ended, int(match[1] or 1))
+                self.complaint = self.text = []
+            self.ended = None
+        else:
+            self._settle()
+            self.text.append(line)
+
+    def _settle(self) -> None:
+        if self.ended is not None:
+            step, self.ended = self.ended, None
+            self.text = []
+            self.on_done(step)
+
+    def end(self, status: int) -> None:
+        self._settle()
+        if self.failed is not None:
+            step, code = self.failed
+            # Ninja shows the command first, which we know.
+            raise explain(step, code, "".join(self.complaint[1:]), self.logs)
+        if status != 0:
+            text = "".join(self.text).strip()
+            raise BuildError(f"ninja exited with status {status}: {text[-500:]}", exit_status=status)
+
+
+# -- what went wrong ---------------------------------------------------------------------------------------------------
+
+_KILLED = re.compile(r"\bKilled\b|died due to signal 9|signal 9\b|terminated by signal 9")
+_NO_HEADER = re.compile(
+    r"(?:fatal error|error)\b.*?(?P<name>[^\s:'\"]+): No such file|open source file \"(?P<edg>[^\"]+)\""
+)
+_NO_LIBRARY = re.compile(r"(?:cannot find|unable to find library) -l(?P<name>\S+?)(?::|$)", re.MULTILINE)
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_ERROR = re.compile(
+    r"(?i)\b(?:fatal|error)\b\s*(?::|C?\d+:)|\bundefined reference to\b|\bcannot find -l|died due to signal|\berror\s*:"
+)
+_SUMMARY = re.compile(r"ninja: |\d+ errors? (?:detected|generated)|collect2: ")
+
+
+def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
+    """The error for a step that failed: the compiler's first real complaint, with the command and the full log."""
+    log = logs / f"{step.name}.log"
+    replace_file(log, f"$ {step.shell}\n{text}\nexit status {status}\n".encode())
+    first = _first_error(text)
+    kind: type[BuildError] = BuildError
+    if status in (137, -9) or _KILLED.search(text):
+        kind = Killed
+        message = f"the compiler was killed (exit status {status}), most often for want of memory, at {step.title}"
+        hint = "set KARTIFACTS_JOBS=1, or give the container more memory"
+    elif _FULL.search(text):
+        message, hint = (
+            f"the disk is full, at {step.title}: {first}",
+            "make room, or set KARTIFACTS_WORKSPACE and TMPDIR",
+        )
+    elif match := _NO_HEADER.search(text):
+        name = match["name"] or match["edg"]
+        message = f"{step.title} needs the header {name!r}, which is not there: {first}"
+        hint = f"headers of a library lie beside its sources or in its include/; full log: {log}"
+    elif match := _NO_LIBRARY.search(text):
+        message = f"{step.title} needs the library {match['name']!r}, which the linker does not find: {first}"
+        hint = f"install it for this compiler; full log: {log}"
+    else:
+        message = f"{step.title} failed: {first or f'exit status {status}, without a message'}"
+        hint = f"full log: {log}"
+    return kind(message, command=step.shell, log=str(log), exit_status=status, hint=hint)
+
+
+def _first_error(text: str) -> str:
+    """The line that says what is wrong; the last line if none looks like it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _SUMMARY.match(line)]
+    found = next((line for line in lines if _ERROR.search(line)), lines[-1] if lines else "")
+    return found[:500]
