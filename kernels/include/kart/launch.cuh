@@ -1,0 +1,37 @@
+// Launches a kernel on the device that its tensors are on, whichever one is current.
+#pragma once
+
+#include "kart/launch.h"
+
+namespace kart {
+
+// Threads that share a row, and rows that share a block.
+inline dim3 block_for(int64_t threads_per_row) {
+  constexpr int kBlock = 256;
+  if (threads_per_row >= 32) return dim3(static_cast<unsigned>((threads_per_row + 31) / 32 * 32));
+  unsigned x = 1;
+  while (x < threads_per_row) x *= 2;
+  return dim3(x, kBlock / x);
+}
+
+template <class Args>
+cudaError_t launch(void (*kernel)(Args), int64_t blocks, dim3 block, const Args& args, void* stream) {
+  int current = 0;
+  cudaError_t error = cudaGetDevice(&current);
+  if (error != cudaSuccess) return error;
+  const bool elsewhere = current != args.device;
+  if (elsewhere && (error = cudaSetDevice(args.device)) != cudaSuccess) return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = block;
+  config.stream = static_cast<cudaStream_t>(stream);
+  error = blocks > INT32_MAX ? cudaErrorInvalidConfiguration : cudaLaunchKernelEx(&config, kernel, args);
+  if (elsewhere) cudaSetDevice(current);
+  return error;
+}
+
+}  // namespace kart
+
+const int kart_device = KART_CUDA;
+const int kart_dtype = KART_DTYPE;
+const char* kart_error(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
