@@ -115,7 +115,7 @@ class Spec:
 
     def key_parts(self, toolchain: dict[str, str]) -> dict[str, Any]:
         """What `key` is made of; `toolchain` holds its kind, version and whatever else changes its output."""
-        return {**self.identity(), "arch": str(self.arch), "toolchain": toolchain}
+        return {**self.identity(), "arch": str(self.arch), "compiler": toolchain}
 
     def key(self, toolchain: dict[str, str]) -> Digest:
         return sha256(canonical_json(self.key_parts(toolchain)))
