@@ -1,0 +1,98 @@
+"""`kartifacts`, the command line: translates words into calls, prints data to stdout and all else to stderr.
+
+Exit codes are those of `kartifacts.errors`, and stand in docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+from typing import Any
+
+import click
+
+from kartifacts import __version__
+from kartifacts.errors import KartifactsError
+
+# command → module that holds it, so that one command does not pay for the imports of all
+_COMMANDS = {
+    "build": "producing",
+    "import": "producing",
+    "publish": "producing",
+    "lock": "producing",
+    "fetch": "consuming",
+    "status": "consuming",
+    "verify": "consuming",
+    "list": "consuming",
+    "gc": "consuming",
+    "explain": "asking",
+    "explain-key": "asking",
+    "config": "asking",
+    "doctor": "asking",
+    "demo": "demo",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        found = getattr(importlib.import_module(f"kartifacts.cli.{module}"), cmd_name.replace("-", "_") + "_command")
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="kartifacts")
+@click.option("-v", "--verbose", count=True, help="Say more on stderr; twice for debugging.")
+def _root(verbose: int) -> None:
+    """Build, publish, mirror, fetch, verify and load GPU kernels."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def emit(as_json: bool, data: dict[str, Any], text: str) -> None:
+    """Print the answer of a command: `data` as JSON, or `text`."""
+    click.echo(json.dumps(data, indent=2, sort_keys=True, default=str) if as_json else text.rstrip("\n"))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `kartifacts` script."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _root.main(args=arguments, prog_name="kartifacts", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except KartifactsError as error:
+        _fail(error, as_json="--json" in arguments)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output is gone; say nothing more
+        sys.exit(141)
+
+
+def _fail(error: KartifactsError, *, as_json: bool) -> None:
+    if as_json:
+        facts = {
+            "error": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+            **{name: value for name, value in vars(error).items() if name not in ("message", "hint")},
+        }
+        click.echo(json.dumps(facts, indent=2, sort_keys=True, default=str))
+    click.echo(f"error: {error}", err=True)
+    sys.exit(error.exit_code)

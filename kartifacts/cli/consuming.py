@@ -1,0 +1,100 @@
+"""The cluster admin's and runtime user's commands: fetch, status, verify, list, gc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kartifacts import config
+from kartifacts.cli import emit, json_option
+from kartifacts.errors import VerificationError
+
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_select_options = (
+    click.option("--library", default=None, help="Only this library."),
+    click.option("--ops", default="", help="Only these families or ops, separated by commas."),
+    click.option("--archs", default="", help="Only what these archs can run, e.g. '9.0a cpu:x86-64-v3'; default: all."),
+)
+
+
+def _selecting(command: click.decorators.FC) -> click.decorators.FC:
+    for option in reversed(_select_options):
+        command = option(command)
+    return command
+
+
+@click.command("fetch")
+@_selecting
+@click.option("--path", "paths", multiple=True, help="Only this uri or imported path; may be repeated.")
+@click.option("--out", type=_DIRECTORY, help="Also write the files under their paths into this directory.")
+@json_option
+def fetch_command(
+    library: str | None, ops: str, archs: str, paths: tuple[str, ...], out: Path | None, as_json: bool
+) -> None:
+    """Fetch and verify what the lock pins into the store; all of it, or an error that names what is missing."""
+    from kartifacts.cli import flows
+
+    report = flows.fetch(config.read(), flows.Selection(library, ops, archs, paths), out=out)
+    text = (
+        f"{report['kernels']} kernels present: {report['fetched']} fetched, {report['present']} were there; "
+        f"{report['bytes']} bytes in {report['requests']} requests"
+    )
+    emit(as_json, report, text)
+
+
+@click.command("status")
+@_selecting
+@json_option
+def status_command(library: str | None, ops: str, archs: str, as_json: bool) -> None:
+    """Say which pinned kernels are in the store or a local directory; opens no socket."""
+    from kartifacts.cli import flows
+
+    report = flows.status(config.read(), flows.Selection(library, ops, archs, ()))
+    lines = [
+        f"{row['library']} {row['version']} {row['family']} for {row['arch']}: "
+        + (f"{row['present']} of {row['kernels']} present" if row["kernels"] is not None else "table not fetched yet")
+        for row in report["bundles"]
+    ]
+    lines.append(f"store {report['store']}: {report['entries']} entries, {report['bytes']} bytes")
+    emit(as_json, report, "\n".join(lines))
+
+
+@click.command("list")
+@_selecting
+@json_option
+def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> None:
+    """List the pinned kernels whose tables are here; opens no socket."""
+    from kartifacts.cli import flows
+
+    rows = flows.listing(config.read(), flows.Selection(library, ops, archs, ()))
+    text = "\n".join(f"{row['uri']}  {row['arch']}  {row['size']} bytes  {row['place'] or 'missing'}" for row in rows)
+    emit(as_json, {"kernels": rows}, text or "no pinned kernel is listed here")
+
+
+@click.command("verify")
+@click.argument("repository", required=False, type=_DIRECTORY)
+@json_option
+def verify_command(repository: Path | None, as_json: bool) -> None:
+    """Hash everything in the store, or in a REPOSITORY directory, and say what is damaged or missing; no network."""
+    from kartifacts.cli import flows
+
+    report = flows.verify(config.read(), repository)
+    lines = [*(f"damaged: {name}" for name in report["damaged"]), *(f"missing: {name}" for name in report["missing"])]
+    lines.append(f"{report['place']}: {report['checked']} objects checked, {len(lines)} faults")
+    emit(as_json, report, "\n".join(lines))
+    if report["damaged"] or report["missing"]:
+        raise SystemExit(VerificationError.exit_code)
+
+
+@click.command("gc")
+@click.option("--max-bytes", type=click.IntRange(min=0), default=None, help="Also drop pinned kernels, oldest first.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def gc_command(max_bytes: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove from the store what no pin reaches, and what killed processes left."""
+    from kartifacts.cli import flows
+
+    report = flows.gc(config.read(), max_bytes=max_bytes, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    emit(as_json, report, f"{verb} {len(report['removed'])} entries, {report['bytes']} bytes; kept {report['kept']}")

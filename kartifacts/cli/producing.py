@@ -1,0 +1,107 @@
+"""The release engineer's commands: build, import, publish, lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kartifacts import __version__, config
+from kartifacts.cli import emit, json_option
+from kartifacts.errors import ConfigError
+
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("build")
+@click.option(
+    "--archs", default=None, help="Arch list, e.g. 'cpu:x86-64-v3 8.0 9.0a 10.0f'; default: KARTIFACTS_ARCHS."
+)
+@click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
+@click.option("--out", required=True, type=_DIRECTORY, help="Repository directory to write.")
+@click.option("--library", default="kartifacts", show_default=True, help="Library whose ops are built.")
+@click.option("--release-version", default=__version__, show_default=True, help="Version of the release.")
+@click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
+@json_option
+def build_command(
+    archs: str | None, ops: str, out: Path, library: str, release_version: str, lock: Path | None, as_json: bool
+) -> None:
+    """Compile bundles for an explicit list of architectures into a repository directory.
+
+    Every promised op × arch is built and checked, or nothing is written and what is missing is listed.
+    """
+    from kartifacts.cli import flows
+
+    settings = config.read(overrides={"archs": archs})
+    if not settings.archs:
+        raise ConfigError("no architectures given", hint="pass --archs 'cpu:x86-64-v3 9.0a', or set KARTIFACTS_ARCHS")
+    report = flows.build(settings, ops=ops, out=out, library=library, version=release_version, lock=lock)
+    lines = [
+        f"jobs: {report['jobs']} ({report['jobs_reason']})",
+        *(f"skipped: {row}" for row in report["skipped"]),
+        *(f"built: {row['uri']} for {row['arch']}" for row in report["kernels"]),
+        f"{len(report['kernels'])} kernels in {len(report['bundles'])} bundles, {report['seconds']:.1f} s",
+        f"release {library} {release_version}: sha256:{report['pin']['sha256']}",
+    ]
+    emit(as_json, report, "\n".join(lines))
+
+
+@click.group("import")
+def import_command() -> None:
+    """Turn artifacts that others built into bundles."""
+
+
+@import_command.command("checksums")
+@click.argument("tree", type=_DIRECTORY)
+@click.option("--out", required=True, type=_DIRECTORY, help="Repository directory to write.")
+@click.option("--library", required=True, help="Library name of the release, e.g. flashinfer-cubin.")
+@click.option("--release-version", required=True, help="Version of the release, e.g. 0.6.13.")
+@click.option("--allow-unlisted", is_flag=True, help="Leave files out that no checksums.txt lists, instead of failing.")
+@click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
+@json_option
+def import_checksums(
+    tree: Path, out: Path, library: str, release_version: str, allow_unlisted: bool, lock: Path | None, as_json: bool
+) -> None:
+    """Import TREE in FlashInfer's layout: <commit>/<family>/checksums.txt and the files it lists, of any suffix."""
+    from kartifacts.cli import flows
+
+    report = flows.import_checksums(
+        tree, out, library=library, version=release_version, allow_unlisted=allow_unlisted, lock=lock
+    )
+    lines = [f"bundle: {row['family']} for {row['arch']}: {row['kernels']} files" for row in report["bundles"]]
+    lines.append(f"release {library} {release_version}: sha256:{report['pin']['sha256']}")
+    emit(as_json, report, "\n".join(lines))
+
+
+@click.command("publish")
+@click.argument("bucket")
+@click.option("--from", "source", required=True, type=_DIRECTORY, help="Repository directory that build wrote.")
+@click.option("--library", default=None, help="Publish the releases of this library only.")
+@click.option("--release-version", default=None, help="Publish this version only.")
+@click.option("--lock", type=_FILE, help="Pin what was published in this kartifacts.lock.")
+@json_option
+def publish_command(
+    bucket: str, source: Path, library: str | None, release_version: str | None, lock: Path | None, as_json: bool
+) -> None:
+    """Copy releases into BUCKET (dir:PATH): immutable blobs first, the pointer last."""
+    from kartifacts.cli import flows
+
+    report = flows.publish(source, bucket, library=library, version=release_version, lock=lock)
+    lines = [f"published {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
+    emit(as_json, report, "\n".join(lines))
+
+
+@click.command("lock")
+@click.argument("repository", type=_DIRECTORY)
+@click.option("--out", "lock", required=True, type=_FILE, help="The kartifacts.lock to write or add to.")
+@click.option("--library", default=None, help="Pin this library only.")
+@click.option("--release-version", default=None, help="Pin this version, where the repository holds several.")
+@json_option
+def lock_command(repository: Path, lock: Path, library: str | None, release_version: str | None, as_json: bool) -> None:
+    """Pin the releases of a REPOSITORY directory that you trust; compare the digests with the publisher's."""
+    from kartifacts.cli import flows
+
+    pins = flows.lock(repository, lock, library=library, version=release_version)
+    lines = [f"pinned {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in pins]
+    emit(as_json, {"lock": str(lock), "pins": pins}, "\n".join(lines))

@@ -1,0 +1,71 @@
+"""A loaded kernel: a verified file becomes functions of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kartifacts.errors import LoadError, Refusal
+from kartifacts.model.arch import Arch
+
+
+class Kernel:
+    """One loaded kernel.  Its exported functions are attributes: ``kernel.rmsnorm(x, weight, out, eps)``.
+
+    Attributes:
+        uri: the specialisation, e.g. ``norm/rmsnorm?dtype=bfloat16``.
+        arch: what the binary was built for.
+        path: the file that was loaded; its name holds its digest or its key.
+        origin: where it came from: ``store``, a directory, a mirror, or ``jit``.
+        refusals: the places that were asked before, and why each did not give it.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        arch: Arch,
+        path: Path,
+        origin: str,
+        exports: tuple[str, ...],
+        refusals: tuple[Refusal, ...] = (),
+    ) -> None:
+        self.uri = uri
+        self.arch = arch
+        self.path = path
+        self.origin = origin
+        self.exports = exports
+        self.refusals = refusals
+        self._module = _load_module(path, uri)
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached once a name: the function is then kept in the instance, so that a call costs one dict look-up.
+        if name.startswith("_") or name not in self.exports:
+            raise AttributeError(f"{self.uri} exports {', '.join(self.exports)}, not {name!r}")
+        try:
+            function = self._module.get_function(name)
+        except AttributeError as error:
+            raise LoadError(
+                f"{self.path.name} of {self.uri} does not export {name!r}, as its table promised"
+            ) from error
+        setattr(self, name, function)
+        return function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the kernel's only function."""
+        if len(self.exports) != 1:
+            raise LoadError(f"{self.uri} exports {', '.join(self.exports)}; name the one to call")
+        return getattr(self, self.exports[0])(*args)
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.uri} for {self.arch} from {self.origin}>"
+
+
+def _load_module(path: Path, uri: str) -> Any:
+    import tvm_ffi  # imports torch where torch is installed: never before a kernel is really wanted
+
+    try:
+        return tvm_ffi.load_module(str(path))
+    except Exception as error:
+        raise LoadError(
+            f"{uri} does not load: {error}", hint="kartifacts doctor shows the libraries that this process would use"
+        ) from error

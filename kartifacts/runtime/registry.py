@@ -1,0 +1,294 @@
+"""`load()`: process cache → local sources → store → mirrors → JIT, each refusal kept as a reason.
+
+    1. the op is looked up where it is declared, its axes are checked, the device's arch is found
+    2. published, local: pinned bundles that fit, read from directories, wheels and the store       no socket
+    3. built here before: a finished JIT build of the same op digest and arch                       no socket
+    4. published, remote: the same as 2, mirrors included                                           unless offline
+    5. compiled now                                                                                 if policy allows
+
+Wrong bytes met on the way are never answered by 3 or 5: if no source has the right ones, `VerificationError` is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kartifacts import config
+from kartifacts.config import Settings
+from kartifacts.errors import (
+    ArtifactUnavailable,
+    ConfigError,
+    KartifactsError,
+    MissingKernel,
+    Refusal,
+    SourceError,
+    VerificationError,
+)
+from kartifacts.model.arch import parse_arch
+from kartifacts.model.spec import Spec, check_axes, make_uri
+from kartifacts.runtime import host, resolve
+from kartifacts.runtime.found import Found
+from kartifacts.runtime.kernel import Kernel
+from kartifacts.runtime.pins import read_lock
+
+if TYPE_CHECKING:
+    from kartifacts.build.library import Libraries
+    from kartifacts.fetch import Bundle, Fetcher
+    from kartifacts.model.manifest import KernelEntry, Lock
+
+log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Finds, fetches and loads kernels under one set of settings.
+
+    Args:
+        settings: the settings in force; read from the environment and the configuration file if not given.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or config.read()
+        self._loaded: dict[tuple[Any, ...], Kernel] = {}
+        self._loading = threading.Lock()
+
+    def load(self, op: str, *, device: str | None = None, **axes: object) -> Kernel:
+        """Load one specialisation of an op for one device.
+
+        Args:
+            op: ``norm/rmsnorm``, or ``rmsnorm`` where only one family declares it.
+            device: ``cpu``, ``cuda`` (the first GPU) or ``cuda:N``; None takes a GPU if there is one and the op
+                supports GPUs, else the CPU.
+            axes: every axis that the op declares, e.g. ``dtype="bfloat16"``.
+
+        Raises:
+            ConfigError: the op, an axis or the device does not exist.
+            MissingKernel: nothing published fits and the policy forbids compiling.
+            ArtifactUnavailable: nothing published fits and there are no sources to compile.
+            VerificationError: sources answered with wrong bytes, and none with the right ones.
+            StoreError: the store cannot be used.
+            BuildError, NoCompiler: compiling it here failed.
+            LoadError: the file does not load in this process.
+        """
+        wanted = (op, device, *sorted(axes.items()))
+        kernel = self._loaded.get(wanted)
+        if kernel is None:
+            with self._loading:  # threads that ask for the same kernel at once get the same one
+                kernel = self._loaded.get(wanted)
+                if kernel is None:
+                    kernel = self._loaded[wanted] = self._load(op, device, axes)
+        return kernel
+
+    def loaded(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel | None:
+        """The kernel, if this registry has loaded it."""
+        return self._loaded.get((op, device, *sorted(axes.items())))
+
+    def explain(self, op: str, *, device: str | None = None, **axes: object) -> list[Refusal]:
+        """What `load` would do and why: every place in order, those that would do marked as such.
+
+        May read metadata from mirrors; fetches no kernel and compiles nothing.
+        """
+        from kartifacts.runtime import jit
+
+        spec, request = self._request(op, device, axes)
+        rows: list[Refusal] = []
+        for remote in (False,) if self.settings.offline else (False, True):
+            fetcher = self._fetcher(remote=remote)
+            place = "mirrors" if remote else "local sources and the store"
+            with _noting(rows, place):
+                for bundle, entry in self._fitting(request, rows, remote=remote):
+                    size = fetcher.missing_bytes(bundle, [entry])
+                    where = f"{size} bytes to fetch" if size else f"present, from {fetcher.origin_of(entry)}"
+                    rows.append(Refusal(place, f"{bundle.name} fits: {where}"))
+        if spec is None:
+            rows.append(Refusal("JIT", "no sources of this op are installed"))
+        else:
+            built = jit.find(spec, self.settings)
+            rows.append(Refusal("built here before", f"fits: {built.path}" if built else "nothing"))
+            rows.append(jit.explain(spec, self.settings))
+        return list(dict.fromkeys(rows))
+
+    # -- the flow ------------------------------------------------------------------------------------------------------
+
+    def _load(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel:
+        spec, request = self._request(op, device, axes)
+        refusals: list[Refusal] = []
+        found = self._prebuilt(spec, request, refusals) or self._compiled(spec, request, refusals)
+        log.info("%s for %s: %s", request.uri, found.arch, found.origin)
+        return Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
+
+    def _request(self, op: str, device: str | None, axes: Mapping[str, object]) -> tuple[Spec | None, resolve.Request]:
+        """What is wanted: the spec, if the op is declared on this machine, and what a published kernel must match."""
+        library = self.libraries.library_of(op)
+        if library is None:
+            return None, self._undeclared(op, device, axes)
+        family, decl = library.find(op)
+        check_axes(family, decl, dict(axes))
+        arch = host.device_arch(device, kinds=tuple(decl.device))
+        if arch.kind not in decl.device:
+            raise ConfigError(
+                f"{family}/{decl.name} is declared for {', '.join(sorted(decl.device))}; {device!r} is {arch}"
+            )
+        spec = library.spec(op, axes, host.build_arch(arch))
+        return spec, resolve.Request(spec.uri, family, arch, spec.op_digest)
+
+    def _undeclared(self, op: str, device: str | None, axes: Mapping[str, object]) -> resolve.Request:
+        """A request for an op of which only prebuilt kernels are known; the pin alone vouches for them."""
+        family = op.rpartition("/")[0]
+        published = {bundle.descriptor.note("family") for bundle in self._bundles([], remote=not self.settings.offline)}
+        if family not in published:
+            raise self.libraries.unknown(op)
+        uri = make_uri(family, op.rpartition("/")[2], {axis: str(value) for axis, value in axes.items()})
+        return resolve.Request(uri, family, host.device_arch(device), None)
+
+    def _prebuilt(self, spec: Spec | None, request: resolve.Request, refusals: list[Refusal]) -> Found | None:
+        from kartifacts.runtime import jit
+
+        wrong: list[VerificationError] = []
+        with _noting(refusals, "local sources", wrong):
+            if found := self._published(request, refusals, remote=False):
+                return found
+        if spec is not None and not wrong:
+            if found := jit.find(spec, self.settings):
+                return found
+            refusals.append(Refusal("built here before", f"nothing for {spec.arch}"))
+        if self.settings.offline:
+            refusals.append(Refusal("mirrors", "offline"))
+        elif self.settings.mirrors:
+            asked: list[Refusal] = []
+            with _noting(asked, "mirrors", wrong):
+                if found := self._published(request, asked, remote=True):
+                    return found
+            refusals.extend(refusal for refusal in asked if refusal not in refusals)
+        if wrong:
+            wrong[-1].refusals = tuple(refusals)
+            raise wrong[-1]
+        return None
+
+    def _published(self, request: resolve.Request, refusals: list[Refusal], *, remote: bool) -> Found | None:
+        fetcher = self._fetcher(remote=remote)
+        for bundle, entry in self._fitting(request, refusals, remote=remote):
+            with _noting(refusals, bundle.name):
+                path = fetcher.ensure(bundle, [entry])[entry.uri]
+                arch = parse_arch(bundle.descriptor.note("arch"))
+                return Found(path, arch, fetcher.origin_of(entry), tuple(entry.exports))
+        return None
+
+    def _fitting(
+        self, request: resolve.Request, refusals: list[Refusal], *, remote: bool
+    ) -> Iterator[tuple[Bundle, KernelEntry]]:
+        for bundle in resolve.by_arch(request, self._bundles(refusals, remote=remote), refusals):
+            entry = None
+            with _noting(refusals, bundle.name):
+                entry = resolve.entry_in(request, bundle.table, host.unmet, refusals)
+            if entry is not None:
+                yield bundle, entry
+
+    def _compiled(self, spec: Spec | None, request: resolve.Request, refusals: list[Refusal]) -> Found:
+        from kartifacts.runtime import jit
+
+        wanted = f"no usable kernel for {request.uri} on {request.device}"
+        if spec is None:
+            raise ArtifactUnavailable(f"{wanted}, and its sources are not installed", refusals=tuple(refusals))
+        forbidden = jit.refused(self.settings)
+        if forbidden is not None:
+            raise MissingKernel(
+                f"{wanted}, and compiling it is refused: {forbidden}",
+                uri=request.uri,
+                arch=str(spec.arch),
+                refusals=tuple(refusals),
+                hint=f"fetch it first, on a machine with network: kartifacts fetch --ops "
+                f"{request.uri.partition('?')[0]} --archs {request.device}",
+            )
+        log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
+        try:
+            return jit.compile(spec, self.settings)
+        except KartifactsError as error:
+            error.refusals = (*refusals, *error.refusals)
+            raise
+
+    # -- what it works with, each found at first use -------------------------------------------------------------------
+
+    @cached_property
+    def libraries(self) -> Libraries:
+        """The libraries of ops on this machine."""
+        from kartifacts.build import library
+
+        return library.discover()
+
+    @cached_property
+    def lock(self) -> Lock:
+        """The pins in force; empty if there is no lock."""
+        return read_lock(self.settings)
+
+    def fetcher(self) -> Fetcher:
+        """The fetcher over all sources that the settings allow."""
+        return self._fetcher(remote=True)
+
+    def _fetcher(self, *, remote: bool) -> Fetcher:
+        return self._everywhere if remote else self._here
+
+    @cached_property
+    def _here(self) -> Fetcher:
+        from kartifacts.fetch import Fetcher
+        from kartifacts.sources import from_settings
+        from kartifacts.store import Store
+
+        sources = [source for source in from_settings(self.settings) if source.local]
+        return Fetcher(Store(self.settings.store), sources, self.settings)
+
+    @cached_property
+    def _everywhere(self) -> Fetcher:
+        from kartifacts.fetch import Fetcher
+        from kartifacts.sources import from_settings
+
+        return Fetcher(self._here.store, from_settings(self.settings), self.settings)
+
+    def _bundles(self, refusals: list[Refusal], *, remote: bool) -> Iterator[Bundle]:
+        if not self.lock.releases:
+            refusals.append(Refusal("published releases", f"none is pinned: {self._no_lock()}"))
+        for pin in self.lock.releases:
+            with _noting(refusals, f"release {pin.library} {pin.version}"):
+                yield from self._fetcher(remote=remote).bundles(pin)
+
+    def _no_lock(self) -> str:
+        return f"{self.settings.lock} is empty" if self.settings.lock else "there is no kartifacts.lock"
+
+
+@contextmanager
+def _noting(refusals: list[Refusal], place: str, wrong: list[VerificationError] | None = None) -> Iterator[None]:
+    """Turn what makes one place unusable into a reason, so that the next is tried.
+
+    Wrong bytes are only taken here where `wrong` collects them; elsewhere they go on up.
+    """
+    try:
+        yield
+    except VerificationError as error:
+        if wrong is None:
+            raise
+        wrong.append(error)
+        refusals.append(Refusal(place, error.message))
+    except (SourceError, ArtifactUnavailable) as error:
+        refusals.extend(error.refusals or [Refusal(place, error.message)])
+
+
+_default: Registry | None = None
+
+
+def load(op: str, *, device: str | None = None, **axes: object) -> Kernel:
+    """`Registry.load` on a registry that this process shares.
+
+    Changed settings are seen by the next call that finds its kernel not loaded yet.
+    """
+    global _default
+    registry = _default
+    if registry is not None and (kernel := registry.loaded(op, device, axes)) is not None:
+        return kernel
+    settings = config.read()
+    if registry is None or registry.settings != settings:
+        registry = _default = Registry(settings)
+    return registry.load(op, device=device, **axes)
