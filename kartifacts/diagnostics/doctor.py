@@ -1,0 +1,99 @@
+"""Checks an installation and says of each part whether it is usable; opens no socket and starts no GPU work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kartifacts import __version__
+from kartifacts.config import Settings
+from kartifacts.errors import KartifactsError
+
+
+class Finding(NamedTuple):
+    """One part that was looked at."""
+
+    subject: str
+    ok: bool
+    text: str
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Look at the lock, the store, local directories, this host, the libraries of ops and the compilers.
+
+    A missing compiler or GPU is a fact, not a fault: prebuilt kernels need neither.
+    """
+    return [
+        Finding("version", True, f"kartifacts {__version__}"),
+        *_pins(settings),
+        *_places(settings),
+        *_host(),
+        *_libraries(),
+        *_compilers(settings),
+    ]
+
+
+def _pins(settings: Settings) -> Iterator[Finding]:
+    from kartifacts.runtime.pins import read_lock
+
+    if settings.lock is None:
+        yield Finding("lock", True, "none: only kernels compiled here can be used")
+        return
+    try:
+        lock = read_lock(settings)
+    except KartifactsError as error:
+        yield Finding("lock", False, str(error))
+        return
+    pinned = ", ".join(f"{pin.library} {pin.version} ({pin.sha256[:12]}…)" for pin in lock.releases)
+    yield Finding("lock", True, f"{settings.lock} pins {pinned or 'nothing'}")
+
+
+def _places(settings: Settings) -> Iterator[Finding]:
+    from kartifacts.store import Store, check_trusted
+
+    try:
+        entries = list(Store(settings.store).entries())
+        check_trusted(settings.store)
+    except KartifactsError as error:
+        yield Finding("store", False, str(error))
+    else:
+        size = sum(entry.size for entry in entries)
+        yield Finding("store", True, f"{settings.store}: {len(entries)} entries, {size} bytes")
+    for path in settings.path:
+        there = path.is_dir()
+        yield Finding("directory", there, f"{path}" if there else f"{path} of KARTIFACTS_PATH is not a directory")
+    for mirror in settings.shown()["mirrors"][0].split():
+        yield Finding("mirror", True, f"{mirror} (not asked)")
+
+
+def _host() -> Iterator[Finding]:
+    from kartifacts.runtime import host
+
+    facts = host.detect()
+    yield Finding("CPU", True, str(facts.cpu))
+    yield Finding("GPUs", True, " ".join(map(str, facts.gpus)) or f"none: {facts.no_gpu}")
+    versions = {"driver": facts.driver, "glibc": facts.glibc, "libstdc++": facts.glibcxx, "tvm_ffi": facts.tvm_ffi}
+    shown = ", ".join(f"{name} {'.'.join(map(str, found)) if found else 'none'}" for name, found in versions.items())
+    yield Finding("host", facts.tvm_ffi is not None, shown)
+
+
+def _libraries() -> Iterator[Finding]:
+    from kartifacts.build import library
+
+    found = library.discover()
+    for one in found:
+        yield Finding("library", True, f"{one.name}: {len(one.ops)} ops in {one.root}")
+    for broken in found.broken:
+        yield Finding("library", False, str(broken))
+
+
+def _compilers(settings: Settings) -> Iterator[Finding]:
+    from kartifacts.build import toolchains
+
+    for kind in ("cxx", "nvcc"):
+        try:
+            fingerprint = toolchains.find(kind, settings).fingerprint
+        except KartifactsError as error:
+            yield Finding(kind, True, f"not usable: {error}")
+        else:
+            yield Finding(kind, True, ", ".join(f"{name} {value}" for name, value in fingerprint.items()))
