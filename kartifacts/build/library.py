@@ -196,7 +196,7 @@ def discover(explicit: Iterable[Path] = ()) -> Libraries:
     for name, value in _installed():
         try:
             installed.append(open_library(_root_of(value), name))
-        except ConfigError as error:  # noqa: PERF203
+        except ConfigError as error:
             log.warning("the kernel library %r is not usable: %s", name, error.message)
             broken.append(Refusal(f"library {name}", error.message))
     return Libraries([open_library(path) for path in explicit], installed, broken)
@@ -217,14 +217,14 @@ def open_library(root: Path, name: str | None = None) -> Library:
 
     Args:
         root: its directory.
-        name: what releases call it; by default the name of the directory.
+        name: what releases call it; by default a name like that of the directory.
 
     Raises:
         ConfigError: it is not a library, or an op.toml is wrong; names the file.
     """
     root = Path(os.path.abspath(root))
     if name is None:
-        name = BUILTIN if root == builtin_root() else root.name.lower()
+        name = BUILTIN if root == builtin_root() else re.sub(r"[^a-z0-9]+", "-", root.name.lower()).strip("-") or "ops"
     check_name(name, "library")
     files = sorted(root.glob("*/op.toml"))
     if not files:
@@ -285,15 +285,21 @@ def _read(file: Path) -> FamilyDecl:
     what = str(file)
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        decl = check_family(msgspec.convert(content, FamilyDecl), what=what)
+        decl = msgspec.convert(content, FamilyDecl)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {what!r}: {error}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{what!r} is not TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
-    for op in decl.op:
-        _check_op(op, what)
+    try:
+        check_family(decl, what=what)
+        for op in decl.op:
+            _check_op(op, what)
+    except ConfigError as error:
+        if what in error.message:
+            raise
+        raise ConfigError(f"{what}: {error.message}", hint=error.hint) from error
     return decl
 
 

@@ -1,0 +1,161 @@
+"""A tiny kernel library, settings that touch nothing outside the test's directory, a compiler that can misbehave."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kartifacts import config
+from kartifacts.build.library import Library, open_library
+from kartifacts.config import Settings
+from kartifacts.model.arch import Arch, parse_arch
+from kartifacts.model.spec import Spec
+
+OP_TOML = """
+schema = 1
+family = "demo"
+
+[[op]]
+name = "answer"
+summary = "Gives a number that depends on its size."
+exports = ["answer"]
+axes.size = ["small", "large"]
+
+[op.device.cpu]
+toolchain = "cxx"
+sources = ["answer_cpu.cpp"]
+host_sources = ["answer_binding.cpp"]
+defines.size = { small = "KART_SIZE=1", large = "KART_SIZE=1000" }
+
+[op.device.cuda]
+toolchain = "nvcc"
+sources = ["answer.cu"]
+host_sources = ["answer_binding.cpp"]
+min_arch = "7.5"
+defines.size = { small = "KART_SIZE=1", large = "KART_SIZE=1000" }
+"""
+
+FILES = {
+    "demo/op.toml": OP_TOML,
+    "demo/answer.h": '#pragma once\nextern "C" long kart_answer();\n',
+    "include/deep/scale.h": "#pragma once\n#define SCALE 7L\n",
+    "include/scale.h": '#pragma once\n#include "deep/scale.h"\n',
+    "include/unrelated.h": "#pragma once\n",
+    "demo/answer_cpu.cpp": (
+        '#include "answer.h"\n#include "scale.h"\nlong kart_answer() { return SCALE * KART_SIZE; }\n'
+    ),
+    "demo/answer.cu": (
+        '#include "answer.h"\n#include "scale.h"\n'
+        "__global__ void fill(long* out) { *out = SCALE * KART_SIZE; }\n"
+        "long kart_answer() { fill<<<1, 1>>>(nullptr); return (long)cudaGetLastError(); }\n"
+    ),
+    "demo/answer_binding.cpp": (
+        '#include <tvm/ffi/c_api.h>\n#include "answer.h"\n'
+        'extern "C" __attribute__((visibility("default"))) int __tvm_ffi_answer(\n'
+        "    void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {\n"
+        "  result->type_index = kTVMFFIInt;\n  result->zero_padding = 0;\n  result->v_int64 = kart_answer();\n"
+        "  return 0;\n}\n"
+    ),
+}
+CPU = parse_arch("cpu:x86-64" if os.uname().machine == "x86_64" else "cpu:aarch64")
+
+
+def write_library(root: Path, files: dict[str, str] | None = None) -> Path:
+    for name, text in {**FILES, **(files or {})}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The directory of a fresh copy of the tiny library."""
+    return write_library(tmp_path / "demolib")
+
+
+@pytest.fixture
+def demo(root: Path) -> Library:
+    return open_library(root)
+
+
+@pytest.fixture
+def make_spec(root: Path) -> Callable[..., Spec]:
+    """Reads the library anew, as another process would, and gives one of its specs."""
+
+    def make(size: str = "small", arch: Arch = CPU, where: Path = root) -> Spec:
+        return open_library(where).spec("answer", {"size": size}, arch)
+
+    return make
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> Callable[..., Settings]:
+    """Settings from an environment that holds nothing but what is given."""
+
+    def make(**environ: str) -> Settings:
+        base = {
+            "HOME": str(tmp_path),
+            "PATH": os.environ["PATH"],
+            "KARTIFACTS_WORKSPACE": str(tmp_path / "workspace"),
+        }
+        return config.read({**base, **environ})
+
+    return make
+
+
+@pytest.fixture
+def settings(make_settings: Callable[..., Settings]) -> Settings:
+    return make_settings()
+
+
+class Compiler:
+    """A g++ that writes down each compilation, and does something of its own before, or instead of, compiling."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "g++"
+        self.calls = folder / "calls"
+        real = shutil.which("g++")
+        assert real is not None, "these tests need g++"
+        self.real = real
+        self.misbehave("")
+
+    def misbehave(self, shell: str, *, on: str = "-c") -> None:
+        """Run `shell` when the command line holds the word `on`; $out is the output file."""
+        self.path.write_text(
+            "#!/bin/sh\n"
+            'out=; previous=; hit=; all=" $* "\n'
+            'for word in "$@"; do [ "$previous" = -o ] && out=$word; previous=$word; done\n'
+            f'case "$all" in *" {on} "*) hit=1;; esac\n'
+            f'case "$all" in *" -c "*) echo "$all" >> {shlex.quote(str(self.calls))};; esac\n'
+            f'if [ -n "$hit" ]; then :\n{shell}\nfi\n'
+            f'exec {self.real} "$@"\n'
+        )
+        self.path.chmod(0o755)
+
+    @property
+    def compiled(self) -> list[str]:
+        """The source of each compilation so far."""
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [line.split(" -c ", 1)[1].split()[0] for line in lines]
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Compiler:
+    folder = tmp_path / "compiler"
+    folder.mkdir()
+    return Compiler(folder)
+
+
+def answer_of(path: Path) -> int:
+    """What the function in a built kernel says, called in a process of its own."""
+    code = f"import tvm_ffi; print(tvm_ffi.load_module({str(path)!r}).get_function('answer')())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)
