@@ -1,0 +1,154 @@
+"""A repository directory, read by whoever publishes or checks it: its releases, and every blob that they need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.model.digest import Digest, parse_digest, sha256
+from kartifacts.model.layout import blob_path, check_name, release_path
+from kartifacts.model.manifest import (
+    MAX_INDEX,
+    MAX_TABLE_RAW,
+    BundleManifest,
+    Descriptor,
+    Pin,
+    Release,
+    Table,
+    decode_bundle,
+    decode_release,
+    decode_table,
+)
+
+_RELEASE_NAME = re.compile(r"targets/([^/]+)/([^/]+)/([0-9a-f]{64})\.index\.json")
+
+
+class Blob(NamedTuple):
+    """One blob that a release needs, and what it is for."""
+
+    digest: Digest
+    size: int
+    what: str
+
+
+class Repository:
+    """A directory in the layout of `model.layout`.  Nothing in it is believed before its digest was checked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Repository({str(self.path)!r})"
+
+    def pins(self, library: str | None = None, version: str | None = None) -> list[Pin]:
+        """The releases by name, sorted; of one library or version if given.
+
+        Raises:
+            ConfigError: there is none.
+            VerificationError: a name is malformed, or one version has two contents.
+        """
+        if not self.path.is_dir():
+            raise ConfigError(f"{str(self.path)!r} is not a repository: there is no such directory")
+        found: dict[tuple[str, str], Pin] = {}
+        for place in sorted((self.path / "targets").glob("*/*/*.index.json")):
+            pin = self._pin(place)
+            name = (pin.library, pin.version)
+            if name in found:
+                raise VerificationError(
+                    f"{str(self.path)!r} holds two contents of {pin.library} {pin.version}: "
+                    f"{found[name].sha256} and {pin.sha256}",
+                    source=str(place),
+                )
+            found[name] = pin
+        chosen = [found[name] for name in sorted(found) if library in (None, name[0]) and version in (None, name[1])]
+        if not chosen:
+            wanted = " ".join(word for word in (library, version) if word) or "release"
+            held = ", ".join(f"{pin.library} {pin.version}" for pin in found.values()) or "none"
+            raise ConfigError(f"{str(self.path)!r} holds no {wanted}; releases there: {held}")
+        return chosen
+
+    def _pin(self, place: Path) -> Pin:
+        matched = _RELEASE_NAME.fullmatch(place.relative_to(self.path).as_posix())
+        try:
+            if matched is None:
+                raise VerificationError(f"not the name of a release: {place.name[:100]!r}", source=str(place))
+            library, version = check_name(matched[1], "library"), check_name(matched[2], "version")
+            return Pin(library=library, version=version, sha256=matched[3], size=place.stat().st_size)
+        except ConfigError as error:
+            raise VerificationError(error.message, source=str(place)) from error
+        except OSError as error:
+            raise _unreadable(place, error) from error
+
+    def blob(self, digest: Digest) -> Path:
+        return self.path / blob_path(digest)
+
+    def read(self, digest: str, size: int, what: str, *, limit: int = MAX_INDEX) -> bytes:
+        """The content of a small blob, after its size and digest were checked."""
+        path = self.blob(parse_digest(digest))
+        if size > limit:
+            raise VerificationError(f"{what} has {size} bytes; at most {limit} are read", source=str(path))
+        try:
+            with open(path, "rb") as file:
+                data = file.read(size + 1)
+        except FileNotFoundError as error:
+            raise VerificationError(f"{what} is missing: {path.name}", source=str(path)) from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if len(data) != size or sha256(data) != path.name:
+            raise VerificationError(
+                f"{what} is damaged: {path.name}", source=str(path), expected=path.name, actual=sha256(data)
+            )
+        return data
+
+    def release(self, pin: Pin) -> Release:
+        what = f"release index of {pin.library} {pin.version}"
+        data = self.read(pin.sha256, pin.size, what)
+        named = self.path / release_path(pin.library, pin.version, parse_digest(pin.sha256))
+        try:
+            same = named.read_bytes() == data
+        except OSError as error:
+            raise _unreadable(named, error) from error
+        release = decode_release(data, what=what)
+        if not same or (release.library, release.version) != (pin.library, pin.version):
+            raise VerificationError(
+                f"{str(named)!r} is not the release that its name says", source=str(named), expected=pin.sha256
+            )
+        return release
+
+    def bundle(self, descriptor: Descriptor) -> BundleManifest:
+        what = bundle_name(descriptor)
+        return decode_bundle(self.read(descriptor.digest, descriptor.size, what), what=what)
+
+    def table(self, bundle: BundleManifest, what: str) -> Table:
+        """The kernel table of a bundle, decompressed within its bound and checked."""
+        import zstandard
+
+        data = self.read(bundle.config.digest, bundle.config.size, what, limit=bundle.config.size)
+        try:
+            size = zstandard.frame_content_size(data)
+            if not 0 <= size <= MAX_TABLE_RAW or str(size) != bundle.config.note("raw-size"):
+                raise VerificationError(f"{what} claims {size} bytes, the manifest {bundle.config.note('raw-size')!r}")
+            raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
+        except zstandard.ZstdError as error:
+            raise VerificationError(f"{what} is malformed: {error}") from error
+        return decode_table(raw, bundle, what=what)
+
+
+def bundle_name(descriptor: Descriptor) -> str:
+    return f"bundle {descriptor.note('family') or descriptor.digest} for {descriptor.note('arch') or 'an unknown arch'}"
+
+
+def blobs_of(descriptor: Descriptor, bundle: BundleManifest) -> Iterator[Blob]:
+    """What a bundle needs, in the order in which it may appear in public: whatever names another comes after it."""
+    name = bundle_name(descriptor)
+    for number, layer in enumerate(bundle.layers):
+        yield Blob(layer.sha256, layer.size, f"pack {number} of {name}")
+    yield Blob(bundle.config.sha256, bundle.config.size, f"kernel table of {name}")
+    yield Blob(descriptor.sha256, descriptor.size, name)
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot read {str(path)!r}: {error.strerror or error}")

@@ -1,0 +1,196 @@
+"""Proves that a repository directory is complete and sound, without network, or lists all that is not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kartifacts.errors import KartifactsError, VerificationError
+from kartifacts.model.digest import parse_digest
+from kartifacts.model.manifest import Block, BundleManifest, KernelEntry, Pin, Table
+from kartifacts.publish.repository import Blob, Repository, blobs_of, bundle_name
+
+if TYPE_CHECKING:
+    import zstandard
+
+_PIECE = 1 << 20
+_SHOWN = 10
+
+Progress = Callable[[int, int], None]
+"""Told the bytes done and the bytes in all."""
+
+
+class Fault(NamedTuple):
+    """One thing that is missing or damaged."""
+
+    what: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.problem}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was looked at, and every fault found."""
+
+    pins: tuple[Pin, ...]
+    blobs: tuple[Blob, ...]  # each once, whatever names another after it
+    kernels: int
+    faults: tuple[Fault, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(blob.size for blob in self.blobs)
+
+    def check(self, where: str) -> None:
+        """Raise a `VerificationError` that names the first faults, if there are any."""
+        if self.faults:
+            shown = "".join(f"\n  {fault}" for fault in self.faults[:_SHOWN])
+            more = f"\n  and {len(self.faults) - _SHOWN} more" if len(self.faults) > _SHOWN else ""
+            raise VerificationError(f"{where} is incomplete or damaged, {len(self.faults)} faults:{shown}{more}")
+
+
+def verify_repository(
+    path: Path,
+    *,
+    library: str | None = None,
+    version: str | None = None,
+    deep: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Check everything that the releases of a repository need.
+
+    Args:
+        library, version: look at these only.
+        deep: decompress and hash every kernel too, not only the blobs that hold them.
+
+    Raises:
+        ConfigError: it holds no such release.
+        VerificationError: its names of releases contradict each other.
+    """
+    repository = Repository(path)
+    pins = repository.pins(library, version)
+    faults: list[Fault] = []
+    blobs: dict[str, Blob] = {}
+    tables: dict[str, tuple[str, BundleManifest, Table]] = {}
+    for pin in pins:
+        for blob, contents in _closure(repository, pin, faults):
+            blobs.setdefault(blob.digest, blob)
+            if contents is not None:
+                tables.setdefault(blob.digest, (blob.what, *contents))
+    faults += _damaged(repository, list(blobs.values()), progress)
+    if deep and not faults:
+        for what, bundle, table in tables.values():
+            faults += _wrong_kernels(repository, what, bundle, table)
+    return Report(
+        pins=tuple(pins),
+        blobs=tuple(blobs.values()),
+        kernels=sum(len(table.kernels) for _, _, table in tables.values()),
+        faults=tuple(faults),
+    )
+
+
+def _closure(
+    repository: Repository, pin: Pin, faults: list[Fault]
+) -> Iterator[tuple[Blob, tuple[BundleManifest, Table] | None]]:
+    """Every blob of a release, its index last; a bundle's manifest comes with what it and its table say."""
+    name = f"{pin.library} {pin.version}"
+    try:
+        release = repository.release(pin)
+    except KartifactsError as error:
+        faults.append(Fault(name, error.message))
+        return
+    if not release.manifests:
+        faults.append(Fault(name, "a release without bundles"))
+    for descriptor in release.manifests:
+        try:
+            bundle = repository.bundle(descriptor)
+        except KartifactsError as error:
+            faults.append(Fault(f"{bundle_name(descriptor)} of {name}", error.message))
+            continue
+        contents = None
+        try:
+            contents = (bundle, repository.table(bundle, f"kernel table of {bundle_name(descriptor)}"))
+        except KartifactsError as error:
+            faults.append(Fault(f"kernel table of {bundle_name(descriptor)} of {name}", error.message))
+        for blob in blobs_of(descriptor, bundle):
+            yield blob, contents if blob.digest == descriptor.sha256 else None
+    yield Blob(parse_digest(pin.sha256), pin.size, f"release index of {name}"), None
+
+
+def _damaged(repository: Repository, blobs: list[Blob], progress: Progress | None) -> Iterator[Fault]:
+    done, total = 0, sum(blob.size for blob in blobs)
+    for blob in blobs:
+        problem = _problem(repository.blob(blob.digest), blob)
+        if problem:
+            yield Fault(blob.what, problem)
+        done += blob.size
+        if progress is not None:
+            progress(done, total)
+
+
+def _problem(path: Path, blob: Blob) -> str:
+    """What is wrong with a blob's file; empty if nothing is."""
+    hashed = hashlib.sha256()
+    size = 0
+    try:
+        with open(path, "rb") as file:
+            while size <= blob.size and (piece := file.read(_PIECE)):
+                hashed.update(piece)
+                size += len(piece)
+    except FileNotFoundError:
+        return f"missing: {path.name}"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if size != blob.size:
+        return f"expected {blob.size} bytes, got {'more' if size > blob.size else size}: {path.name}"
+    return "" if hashed.hexdigest() == blob.digest else f"damaged, its sha256 is {hashed.hexdigest()}: {path.name}"
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def _wrong_kernels(repository: Repository, what: str, bundle: BundleManifest, table: Table) -> Iterator[Fault]:
+    import zstandard
+
+    kernels: dict[int, list[KernelEntry]] = {}
+    for kernel in table.kernels:
+        kernels.setdefault(kernel.block, []).append(kernel)
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    for number, block in enumerate(table.blocks):
+        path = repository.blob(bundle.layers[block.pack].sha256)
+        try:
+            yield from _wrong_in_block(reader, path, block, kernels.get(number, []), what)
+        except (zstandard.ZstdError, OSError) as error:
+            yield Fault(f"block {number} of {what}", f"cannot be decompressed: {error}")
+
+
+def _wrong_in_block(
+    reader: zstandard.ZstdDecompressor, path: Path, block: Block, kernels: list[KernelEntry], what: str
+) -> Iterator[Fault]:
+    """Decompress one block piece by piece and hash each kernel in it."""
+    hashes = {kernel.uri: hashlib.sha256() for kernel in kernels}
+    position = 0
+    with open(path, "rb") as file:
+        file.seek(block.offset)
+        compressed = file.read(block.length)
+    if hashlib.sha256(compressed).hexdigest() != block.sha256:
+        yield Fault(what, f"the block at {block.offset} of pack {path.name} is not the one that the table names")
+        return
+    with reader.stream_reader(compressed) as content:
+        while position <= block.size and (piece := content.read(_PIECE)):
+            for kernel in kernels:
+                start = max(kernel.offset - position, 0)
+                stop = min(kernel.offset + kernel.size - position, len(piece))
+                if start < stop:
+                    hashes[kernel.uri].update(piece[start:stop])
+            position += len(piece)
+    if position != block.size:
+        yield Fault(what, f"the block at {block.offset} of pack {path.name} does not hold {block.size} bytes")
+    for kernel in kernels:
+        if hashes[kernel.uri].hexdigest() != kernel.sha256:
+            yield Fault(f"{kernel.uri} in {what}", f"its sha256 is {hashes[kernel.uri].hexdigest()}")
