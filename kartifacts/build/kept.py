@@ -138,7 +138,7 @@ def _kernel(place: Path, record: Record) -> BuiltKernel:
         size=record.size,
         exports=tuple(record.exports),
         needs=record.needs,
-        toolchain=record.parts["toolchain"],
+        toolchain=record.parts["compiler"],
     )
 
 

@@ -88,7 +88,9 @@ def verify_command(repository: Path | None, as_json: bool) -> None:
 
 
 @click.command("gc")
-@click.option("--max-bytes", type=click.IntRange(min=0), default=None, help="Also drop pinned kernels, oldest first.")
+@click.option(
+    "--max-bytes", type=click.IntRange(min=0), default=None, help="Stop once the store is no larger than this."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
 def gc_command(max_bytes: int | None, dry_run: bool, as_json: bool) -> None:

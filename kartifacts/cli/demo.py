@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from kartifacts import config
 from kartifacts.cli import emit, flows, json_option
 from kartifacts.errors import KartifactsError, VerificationError
 from kartifacts.runtime import Registry, host
-from kartifacts.testing import Mirror
+from kartifacts.testing import Mirror, faults
 
 OP, AXES = "norm/rmsnorm", {"dtype": "float32"}
 TOLERANCE = 1e-5  # relative error that float32 arithmetic stays well below
@@ -62,6 +63,7 @@ def demo_command(keep: Path | None, as_json: bool) -> None:
 
 def _run(base: Path, as_json: bool) -> None:
     steps: list[dict[str, Any]] = []
+    logging.getLogger("kartifacts").setLevel(logging.ERROR)  # the tampered step warns, which is what it is there to show
 
     def step(title: str, run: Callable[[], str]) -> None:
         start = time.monotonic()
@@ -80,7 +82,9 @@ def _run(base: Path, as_json: bool) -> None:
         return f"{len(report['kernels'])} kernels of {OP} for {arch}, {report['jobs']} jobs ({report['jobs_reason']})"
 
     def publish() -> str:
-        pin = flows.publish(base / "out", f"dir:{repository}", library=None, version=None, lock=None)["pins"][0]
+        pin = flows.publish(
+            base / "out", f"dir:{repository}", library=None, version=None, lock=None, settings=environment
+        )["pins"][0]
         return f"directory repository, release sha256:{pin['sha256'][:16]}…, pinned in kartifacts.lock"
 
     step("build", build)
@@ -90,26 +94,26 @@ def _run(base: Path, as_json: bool) -> None:
         def call() -> str:
             error = error_of(registry(str(base), mirror.url))
             _check(error)
-            return f"{mirror.requests} requests to {mirror.url}; rmsnorm(37×1000) is right: relative error {error:.1e}"
+            return f"{mirror.count()} requests to {mirror.url}; rmsnorm(37×1000) is right: relative error {error:.1e}"
 
         def warm() -> str:
-            before = mirror.requests
+            before = mirror.count()
             command = [sys.executable, "-c", _WARM, str(base), mirror.url]
             error = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             _check(error)
-            if mirror.requests != before:
-                raise KartifactsError(f"the second process made {mirror.requests - before} requests; expected none")
+            if mirror.count() != before:
+                raise KartifactsError(f"the second process made {mirror.count() - before} requests; expected none")
             return f"second process: 0 requests, relative error {error:.1e}"
 
         def flipped() -> str:
-            mirror.flip_bytes()
+            mirror.order(faults.flip())
             elsewhere = base / "elsewhere"
             elsewhere.mkdir()
             (elsewhere / "kartifacts.lock").write_bytes((base / "kartifacts.lock").read_bytes())
             try:
                 error_of(registry(str(elsewhere), mirror.url))
             except VerificationError as error:
-                return f"refused: {error.message}"
+                return f"refused: {error.message.splitlines()[0][:60]}…"
             raise KartifactsError("a mirror that flips bytes was believed")
 
         step("fetch", call)

@@ -67,7 +67,13 @@ def import_checksums(
     from kartifacts.cli import flows
 
     report = flows.import_checksums(
-        tree, out, library=library, version=release_version, allow_unlisted=allow_unlisted, lock=lock
+        tree,
+        out,
+        library=library,
+        version=release_version,
+        allow_unlisted=allow_unlisted,
+        lock=lock,
+        settings=config.read(),
     )
     lines = [f"bundle: {row['family']} for {row['arch']}: {row['kernels']} files" for row in report["bundles"]]
     lines.append(f"release {library} {release_version}: sha256:{report['pin']['sha256']}")
@@ -87,7 +93,7 @@ def publish_command(
     """Copy releases into BUCKET (dir:PATH): immutable blobs first, the pointer last."""
     from kartifacts.cli import flows
 
-    report = flows.publish(source, bucket, library=library, version=release_version, lock=lock)
+    report = flows.publish(source, bucket, library=library, version=release_version, lock=lock, settings=config.read())
     lines = [f"published {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
     emit(as_json, report, "\n".join(lines))
 

@@ -229,6 +229,10 @@ class Registry:
         """The fetcher over all sources that the settings allow."""
         return self._fetcher(remote=True)
 
+    def local_fetcher(self) -> Fetcher:
+        """The fetcher over what needs no socket."""
+        return self._fetcher(remote=False)
+
     def _fetcher(self, *, remote: bool) -> Fetcher:
         return self._everywhere if remote else self._here
 
