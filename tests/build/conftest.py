@@ -14,7 +14,9 @@ import pytest
 
 from kartifacts import config
 from kartifacts.build.library import Library, open_library
+from kartifacts.build.toolchains import nvcc
 from kartifacts.config import Settings
+from kartifacts.errors import NoCompiler
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.spec import Spec
 
@@ -159,3 +161,13 @@ def answer_of(path: Path) -> int:
     code = f"import tvm_ffi; print(tvm_ffi.load_module({str(path)!r}).get_function('answer')())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout)
+
+
+@pytest.fixture
+def real_toolkit(make_settings: Callable[..., Settings]) -> Path:
+    """The CUDA toolkit of this machine."""
+    environ = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ}
+    try:
+        return nvcc.discover(make_settings(**environ)).root
+    except NoCompiler as error:
+        pytest.skip(f"needs a CUDA compiler: {error.message}")

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 COMPILE = ("-O3", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Iinclude")
 MEMORY = 400 << 20
+USUAL = Path("/usr/local/cuda")
 _SYSTEM = ("-ldl", "-lrt", "-lpthread")  # what the static CUDA runtime needs
 _BANNER = rb"Cuda compilation tools, release (\d+\.\d+), V(\d+(?:\.\d+)+)"
 _HINT = "install a CUDA toolkit and set CUDA_HOME, or: pip install 'kartifacts[cuda]'"
@@ -113,7 +114,7 @@ def _candidates(settings: Settings) -> Iterator[Candidate]:
         yield "PATH", None, f"no program 'nvcc' in {settings.search_path!r}"
     else:
         yield _of_program(settings, Path(os.path.abspath(found)))
-    yield _judged("/usr/local/cuda", Path("/usr/local/cuda"), "")
+    yield _judged(str(USUAL), USUAL, "")
     wheels = [*_wheels()]
     for root in wheels:
         yield _judged(str(root), root, "")
