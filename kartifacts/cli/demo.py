@@ -63,7 +63,7 @@ def demo_command(keep: Path | None, as_json: bool) -> None:
 
 def _run(base: Path, as_json: bool) -> None:
     steps: list[dict[str, Any]] = []
-    logging.getLogger("kartifacts").setLevel(logging.ERROR)  # the tampered step warns, which is what it is there to show
+    logging.getLogger("kartifacts").setLevel(logging.ERROR)  # a step that tampers would warn about it
 
     def step(title: str, run: Callable[[], str]) -> None:
         start = time.monotonic()
