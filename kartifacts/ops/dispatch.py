@@ -20,7 +20,7 @@ Array = TypeVar("Array", bound=HasShape)  # numpy.ndarray or torch.Tensor; all a
 DTYPES = ("float16", "bfloat16", "float32")
 
 Call = Callable[..., None]  # takes the arguments of the kernel's function
-Empty = Callable[[Any, "tuple[int, ...] | None"], Any]  # makes an array like another one, perhaps of another shape
+Empty = Callable[[Any, "tuple[int, ...] | None"], Any]  # makes a contiguous array like another one; None: of its shape
 
 
 class Op:
@@ -104,7 +104,9 @@ def _torch_device(name: str, x: Any) -> str:
 
 def _torch_empty(x: Any, shape: tuple[int, ...] | None) -> Any:
     torch = sys.modules["torch"]
-    return torch.empty_like(x) if shape is None else torch.empty(shape, dtype=x.dtype, device=x.device)
+    if shape is None and x.layout is torch.strided and x.is_contiguous():
+        return torch.empty_like(x)  # takes a third of the time
+    return torch.empty(x.shape if shape is None else shape, dtype=x.dtype, device=x.device)
 
 
 def _torch_call(op: Op, function: Call) -> Call:
@@ -128,9 +130,7 @@ def _torch_call(op: Op, function: Call) -> Call:
 
 
 def _numpy_empty(x: Any, shape: tuple[int, ...] | None) -> Any:
-    import numpy as np
-
-    return np.empty_like(x, shape=shape)
+    return sys.modules["numpy"].empty(x.shape if shape is None else shape, x.dtype)
 
 
 def _numpy_call(op: Op, function: Call, *, bits: bool) -> Call:
