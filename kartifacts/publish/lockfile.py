@@ -34,24 +34,30 @@ def add_pins(path: Path, pins: Iterable[Pin]) -> Lock:
         VerificationError: the lock that is there is malformed; it is left as it is.
         ConfigError: it cannot be written, or two of the pins are versions of one library.
     """
-    added: dict[str, Pin] = {}
-    for pin in pins:
-        if added.setdefault(pin.library, pin) != pin:
-            raise ConfigError(
-                f"a lock holds one version of a library, got {added[pin.library].version} and {pin.version} "
-                f"of {pin.library}",
-                hint="say which version",
-            )
+    added = one_version_each(pins)
 
     def merged(current: bytes | None) -> bytes:
         before = decode_lock(current, what=str(path)).releases if current is not None else []
-        return _encode(Lock(version=1, releases=[*({pin.library: pin for pin in before} | added).values()]))
+        return _encode(Lock(version=1, releases=[*(one_version_each(before) | added).values()]))
 
     try:
         files.update(path.resolve(), merged)  # resolved, so that a link stays a link
     except OSError as error:
         raise ConfigError(f"cannot write the lock {str(path)!r}: {error.strerror or error}") from error
     return read_lock(path)
+
+
+def one_version_each(pins: Iterable[Pin]) -> dict[str, Pin]:
+    """Library → pin; a `ConfigError` if a library has two."""
+    chosen: dict[str, Pin] = {}
+    for pin in pins:
+        if chosen.setdefault(pin.library, pin) != pin:
+            raise ConfigError(
+                f"a lock holds one version of a library, got {chosen[pin.library].version} and {pin.version} "
+                f"of {pin.library}",
+                hint="say which version",
+            )
+    return chosen
 
 
 def _encode(lock: Lock) -> bytes:

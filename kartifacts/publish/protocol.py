@@ -1,4 +1,4 @@
-"""Copies releases from a repository directory into a bucket so that a reader sees the old state or the new, never a mix.
+"""Copies releases from a directory into a bucket so that a reader sees the old state or the new, never a mix.
 
 1. everything that a release needs is there, and every byte is right         else nothing is sent
 2. the version does not exist in the bucket with another content             else nothing is sent
@@ -18,7 +18,7 @@ from kartifacts.model.digest import parse_digest
 from kartifacts.model.layout import blob_path
 from kartifacts.model.manifest import MAX_PACK, Pin
 from kartifacts.publish.buckets import Bucket
-from kartifacts.publish.lockfile import add_pins
+from kartifacts.publish.lockfile import add_pins, one_version_each
 from kartifacts.publish.plan import Plan, check_plan
 from kartifacts.publish.release import name_release, refuse_other_content
 from kartifacts.publish.repository import Blob, Repository
@@ -56,6 +56,8 @@ def publish(
     report = verify_repository(source_dir, library=library, version=version)
     report.check(str(source_dir))
     _check_sizes(report.blobs, max_blob)
+    if lock is not None:
+        one_version_each(report.pins)
     repository = Repository(source_dir)
     if plan is not None:
         check_plan(plan, repository, report.pins)
