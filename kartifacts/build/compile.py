@@ -22,7 +22,7 @@ from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.ninja import Step
 from kartifacts.build.toolchains import Toolchain, Unit, find
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError
+from kartifacts.errors import BuildError, VerificationError
 from kartifacts.model.arch import Arch
 from kartifacts.model.digest import Digest, canonical_json, sha256
 from kartifacts.model.spec import Source, Spec
@@ -280,7 +280,11 @@ def _check_reads(made: _Object, step: Step) -> None:
 
 def _check_kernel(spec: Spec, step: Step) -> dict[str, str]:
     """Refuse a shared object that is not what `spec` promises; gives what it needs of its host."""
-    found = elf.inspect(step.output)
+    what = f"{spec.uri} for {spec.arch} is not what was promised"
+    try:
+        found = elf.inspect(step.output)
+    except VerificationError as error:
+        raise BuildError(f"{what}: {error.message}", command=step.shell) from error
     promised: set[Arch] = set()
     if spec.arch.kind == "cuda":
         promised = {replace(spec.arch, ptx=False)} | ({spec.arch} if spec.arch.ptx else set())
@@ -292,9 +296,7 @@ def _check_kernel(spec: Spec, step: Step) -> dict[str, str]:
     if found.has_rpath:
         problems.append("it has a run path of this machine")
     if problems:
-        raise BuildError(
-            f"{spec.uri} for {spec.arch} is not what was promised: {'; '.join(problems)}", command=step.shell
-        )
+        raise BuildError(f"{what}: {'; '.join(problems)}", command=step.shell)
     return dict(found.needs)
 
 

@@ -5,6 +5,7 @@ No step outlives the call: whatever ends it, ninja is told to stop and takes its
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -75,7 +76,7 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "build.ninja").write_text(script(steps, folder))
     environ = {**environment(settings), "NINJA_STATUS": _STATUS}
-    command = [str(program), "-f", str(folder / "build.ninja"), "-j", str(jobs)]
+    command = [str(program), "-j", str(jobs)]
     try:
         process = subprocess.Popen(
             command,
@@ -136,15 +137,16 @@ def script(steps: Iterable[Step], folder: Path) -> str:
     """The text of build.ninja.
 
     Sources are no inputs: a step is there because no object of its content exists, and times of files decide nothing.
+    Paths are relative to `folder`, since ninja has no escape for some characters.
     """
-    lines = ["ninja_required_version = 1.7", f"builddir = {_value(str(folder))}", ""]
+    lines = ["ninja_required_version = 1.7", "builddir = .", ""]
     for number, step in enumerate(steps):
-        inputs = "".join(f" {_path(path)}" for path in step.inputs)
+        output, *inputs = (os.path.relpath(path, folder) for path in (step.output, *step.inputs))
         lines += [
             f"rule r{number}",
             f"  command = {_value(step.shell)}",
             f"  description = {number}",
-            f"build {_path(step.output)}: r{number}{inputs}",
+            f"build {output}: r{number} {' '.join(inputs)}",
             "",
         ]
     return "\n".join(lines)
@@ -154,10 +156,6 @@ def _value(text: str) -> str:
     if "\n" in text:
         raise BuildError(f"a command with a line break cannot be run: {text[:200]!r}")
     return text.replace("$", "$$")
-
-
-def _path(path: Path) -> str:
-    return re.sub(r"([ :|])", r"$\1", _value(str(path)))
 
 
 # -- what ninja says ---------------------------------------------------------------------------------------------------
@@ -180,9 +178,10 @@ class _Follower:
             self._settle()
             self.ended = self.steps[int(line.removeprefix(_STATUS))]
         elif (match := _FAILED.match(line)) and self.ended is not None:
+            self.text = []
             if self.failed is None:
                 self.failed = (self.ended, int(match[1] or 1))
-                self.complaint = self.text = []
+                self.complaint = self.text
             self.ended = None
         else:
             self._settle()
