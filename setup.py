@@ -20,7 +20,7 @@ class BuildWithKernels(build_py):
         super().run()
         if not self.editable_mode:
             for path in sorted((HERE / "kernels").rglob("*")):
-                if path.suffix in KEPT and path.is_file() and not path.name.startswith("test_"):
+                if path.suffix in KEPT and path.is_file() and not path.name.startswith(("test_", "conftest")):
                     target = Path(self.build_lib, "kartifacts", "_kernels", path.relative_to(HERE / "kernels"))
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(path, target)
