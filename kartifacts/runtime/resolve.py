@@ -32,6 +32,8 @@ class Published(Protocol):
     descriptor: Descriptor
 
     @property
+    def name(self) -> str: ...
+    @property
     def table(self) -> Table: ...
 
 
@@ -45,7 +47,7 @@ def by_arch(request: Request, bundles: Iterable[_Bundle], refusals: list[Refusal
         note = bundle.descriptor.note
         if note("family") != request.family:
             continue
-        place = f"bundle {note('library')} {note('version')} {note('family')} for {note('arch')}"
+        place = f"bundle {bundle.name}"
         if note("abi") != FFI_ABI:
             refusals.append(Refusal(place, f"has the ABI {note('abi')!r}; this process loads {FFI_ABI}"))
             continue
