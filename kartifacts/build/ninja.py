@@ -20,8 +20,9 @@ from kartifacts.build.workspace import replace_file, storage_errors
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, NoCompiler, Refusal
 
-_STATUS = "@kart@ "  # begins the line that ninja prints when a step has ended
-_FAILED = re.compile(r"FAILED: (?:\[code=(-?\d+)\] )?(.*?)\s*$")
+_ENDED = "@ended@ "  # begins the line that ninja prints when a step has ended, one way or the other
+_DONE = "@done@ "  # begins the line that a step prints when it has succeeded
+_FAILED = re.compile(r"FAILED: (?:\[code=(-?\d+)\] )?(\S+)")
 _GRACE = 10.0  # seconds that ninja has to stop its compilers
 
 
@@ -75,7 +76,7 @@ def run(
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "build.ninja").write_text(script(steps, folder))
-    environ = {**environment(settings), "NINJA_STATUS": _STATUS}
+    environ = {**environment(settings), "NINJA_STATUS": _ENDED}
     command = [str(program), "-j", str(jobs)]
     try:
         process = subprocess.Popen(
@@ -93,7 +94,7 @@ def run(
         raise BuildError(f"ninja does not start: {error}", command=shlex.join(command)) from error
     try:
         assert process.stdout is not None
-        follow = _Follower(steps, settings.workspace / "logs", on_done)
+        follow = _Follower(steps, folder, settings.workspace / "logs", on_done)
         for line in process.stdout:
             follow.line(line)
         follow.end(process.wait())
@@ -141,15 +142,19 @@ def script(steps: Iterable[Step], folder: Path) -> str:
     """
     lines = ["ninja_required_version = 1.7", "builddir = .", ""]
     for number, step in enumerate(steps):
-        output, *inputs = (os.path.relpath(path, folder) for path in (step.output, *step.inputs))
+        output, *inputs = (_name(path, folder) for path in (step.output, *step.inputs))
         lines += [
             f"rule r{number}",
-            f"  command = {_value(step.shell)}",
+            f"  command = {_value(f'{step.shell} && echo {_DONE}{number}')}",
             f"  description = {number}",
             f"build {output}: r{number} {' '.join(inputs)}",
             "",
         ]
     return "\n".join(lines)
+
+
+def _name(path: Path, folder: Path) -> str:
+    return os.path.relpath(path, folder)
 
 
 def _value(text: str) -> str:
@@ -162,46 +167,35 @@ def _value(text: str) -> str:
 
 
 class _Follower:
-    """Reads ninja's output: per step a status line when it ended, then what it printed, or first that it failed."""
+    """Reads ninja's output: for each step that ended a line of its own, whether it failed, and what it printed."""
 
-    def __init__(self, steps: Sequence[Step], logs: Path, on_done: Callable[[Step], None]) -> None:
+    def __init__(self, steps: Sequence[Step], folder: Path, logs: Path, on_done: Callable[[Step], None]) -> None:
         self.steps = steps
+        self.by_output = {_name(step.output, folder): step for step in steps}
         self.logs = logs
         self.on_done = on_done
-        self.ended: Step | None = None  # whether it failed shows in the next line
-        self.failed: tuple[Step, int] | None = None  # the first that did
-        self.text: list[str] = []  # since the last status line
-        self.complaint: list[str] = []  # what the failed step printed
+        self.text: list[str] = []  # of the step that ended last
+        self.failed: tuple[Step, int, list[str]] | None = None  # the first that did, its status, what it printed
 
     def line(self, line: str) -> None:
-        if line.startswith(_STATUS):
-            self._settle()
-            self.ended = self.steps[int(line.removeprefix(_STATUS))]
-        elif (match := _FAILED.match(line)) and self.ended is not None:
+        if line.startswith(_ENDED):
+            self.text = []
+        elif line.startswith(_DONE):
+            self.on_done(self.steps[int(line.removeprefix(_DONE))])
+        elif (match := _FAILED.match(line)) and match[2] in self.by_output:
             self.text = []
             if self.failed is None:
-                self.failed = (self.ended, int(match[1] or 1))
-                self.complaint = self.text
-            self.ended = None
+                self.failed = (self.by_output[match[2]], int(match[1] or 1), self.text)
         else:
-            self._settle()
             self.text.append(line)
 
-    def _settle(self) -> None:
-        if self.ended is not None:
-            step, self.ended = self.ended, None
-            self.text = []
-            self.on_done(step)
-
     def end(self, status: int) -> None:
-        self._settle()
         if self.failed is not None:
-            step, code = self.failed
-            # Ninja shows the command first, which we know.
-            raise explain(step, code, "".join(self.complaint[1:]), self.logs)
+            step, code, text = self.failed
+            raise explain(step, code, "".join(text[1:]), self.logs)  # ninja shows the command first, which we know
         if status != 0:
-            text = "".join(self.text).strip()
-            raise BuildError(f"ninja exited with status {status}: {text[-500:]}", exit_status=status)
+            text = self.text
+            raise BuildError(f"ninja exited with status {status}: {''.join(text).strip()[-500:]}", exit_status=status)
 
 
 # -- what went wrong ---------------------------------------------------------------------------------------------------
