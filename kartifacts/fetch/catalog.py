@@ -8,7 +8,7 @@ from functools import cached_property
 from kartifacts.errors import VerificationError
 from kartifacts.fetch.transfer import Transfer
 from kartifacts.fetch.unpack import decompress
-from kartifacts.model.digest import Digest, parse_digest
+from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import (
     MAX_TABLE_RAW,
     BundleManifest,
@@ -20,11 +20,6 @@ from kartifacts.model.manifest import (
     decode_release,
     decode_table,
 )
-
-# By digest, so what is cached here can never be out of date.
-_releases: dict[Digest, Release] = {}
-_manifests: dict[Digest, BundleManifest] = {}
-_tables: dict[Digest, Table] = {}
 
 
 class Bundle:
@@ -47,30 +42,21 @@ class Bundle:
 
     @cached_property
     def manifest(self) -> BundleManifest:
-        digest = self.descriptor.sha256
-        if digest not in _manifests:
-            what = f"manifest of bundle {self.name}"
-            _manifests[digest] = decode_bundle(self._transfer.blob(digest, self.descriptor.size, what=what), what=what)
-        return _manifests[digest]
+        what = f"manifest of bundle {self.name}"
+        return decode_bundle(self._transfer.blob(self.descriptor.sha256, self.descriptor.size, what=what), what=what)
 
     @cached_property
     def table(self) -> Table:
-        digest = self.descriptor.sha256  # the manifest bounds the offsets in the table, so both belong together
-        if digest not in _tables:
-            config = self.manifest.config
-            what = f"kernel table of bundle {self.name}"
-            compressed = self._transfer.blob(config.sha256, config.size, what=what)
-            raw = decompress(compressed, _raw_size(config, what), what=what)
-            _tables[digest] = decode_table(raw, self.manifest, what=what)
-        return _tables[digest]
+        config = self.manifest.config
+        what = f"kernel table of bundle {self.name}"
+        compressed = self._transfer.blob(config.sha256, config.size, what=what)
+        raw = decompress(compressed, _raw_size(config, what), what=what)
+        return decode_table(raw, self.manifest, what=what)
 
 
 def read_release(pin: Pin, transfer: Transfer) -> Release:
-    digest = parse_digest(pin.sha256)
-    if digest not in _releases:
-        what = f"release {pin.library} {pin.version}"
-        _releases[digest] = decode_release(transfer.blob(digest, pin.size, what=what), what=what)
-    return _releases[digest]
+    what = f"release {pin.library} {pin.version}"
+    return decode_release(transfer.blob(parse_digest(pin.sha256), pin.size, what=what), what=what)
 
 
 def _raw_size(config: Descriptor, what: str) -> int:

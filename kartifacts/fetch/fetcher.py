@@ -42,6 +42,7 @@ class Fetcher:
         self.sources = tuple(sources)
         self.settings = settings
         self._transfer = Transfer(store, self.sources, settings)
+        self._bundles: dict[str, list[Bundle]] = {}  # what was read once; never shared by two stores
 
     @property
     def stats(self) -> Stats:
@@ -59,7 +60,9 @@ class Fetcher:
 
     def bundles(self, pin: Pin) -> list[Bundle]:
         """The bundles of a release; choose by their descriptors' notes before touching manifest or table."""
-        return [Bundle(descriptor, self._transfer) for descriptor in self.release(pin).manifests]
+        if pin.sha256 not in self._bundles:
+            self._bundles[pin.sha256] = [Bundle(each, self._transfer) for each in self.release(pin).manifests]
+        return self._bundles[pin.sha256]
 
     def ensure(
         self,

@@ -58,25 +58,25 @@ class Transfer:
     # -- small blobs -------------------------------------------------------------------------------------------------
 
     def blob(self, digest: Digest, size: int, *, what: str) -> bytes:
-        """A blob in memory: from local sources, the store, or a mirror, which is then kept in the store."""
+        """A blob in memory: from a directory, the store, or a mirror, in which case the store keeps it."""
         label = f"{what} {digest[:12]}"
         refusals: list[Refusal] = []
-        local = [source for source in self._sources if source.local]
-        remote = [source for source in self._sources if not source.local]
+        directories = [source for source in self._sources if not source.mirror]
+        mirrors = [source for source in self._sources if source.mirror]
 
         def attempt(source: Source) -> bytes:
             return self._read_blob(source, digest, size)
 
         wrong: list[VerificationError] = []
-        found = self._first_good(local, attempt, label, refusals, wrong)
+        found = self._first_good(directories, attempt, label, refusals, wrong)
         if found is not None:
             return found
         kept = self._store.read(digest, size)
-        if kept is None and remote:
+        if kept is None and mirrors:
             with self._store.slot(self._settings.download_threads), self._store.lock(f"blob-{digest[:32]}"):
                 kept = self._store.read(digest, size)
                 if kept is None:
-                    kept = self._first_good(remote, attempt, label, refusals, wrong)
+                    kept = self._first_good(mirrors, attempt, label, refusals, wrong)
                     self._keep(digest, kept)
         if kept is None:
             raise self._nowhere(label, refusals, wrong)
@@ -208,7 +208,7 @@ class Transfer:
             for source in sources:
                 try:
                     return attempt(source)
-                except WrongPacking:  # noqa: PERF203  the next source after a fault
+                except WrongPacking:
                     raise
                 except VerificationError as error:
                     wrong.append(error)

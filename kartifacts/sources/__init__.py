@@ -37,6 +37,7 @@ class Source(Protocol):
 
     name: str  # for messages: a path or a URL without credentials
     local: bool  # True if reading opens no socket
+    mirror: bool  # True if it may be gone tomorrow, so that what it gives is kept in the store
 
     def read(
         self, digest: Digest, size: int, *, start: int = 0, length: int | None = None
@@ -68,7 +69,7 @@ def from_settings(settings: Settings) -> list[Source]:
     sources.extend(DirectorySource(path, name=f"{path} ({wheel})") for wheel, path in installed_bundles())
     for url in settings.mirrors:
         if url.startswith("file://"):
-            sources.append(DirectorySource(_file_path(url), name=url))
+            sources.append(DirectorySource(_file_path(url), name=url, mirror=True))
         elif not settings.offline:
             from kartifacts.sources.http import HttpSource
 

@@ -25,8 +25,9 @@ class DirectorySource:
 
     local = True
 
-    def __init__(self, path: Path, *, name: str = "") -> None:
+    def __init__(self, path: Path, *, name: str = "", mirror: bool = False) -> None:
         self.path = path
+        self.mirror = mirror
         self.name = name or str(path)
 
     def __repr__(self) -> str:

@@ -47,6 +47,7 @@ class HttpSource:
     """
 
     local = False
+    mirror = True
 
     def __init__(self, url: str, settings: Settings) -> None:
         if settings.offline:
@@ -226,7 +227,7 @@ class _Transfer(Pieces):
         while True:
             try:
                 self._open_once()
-            except SourceError as error:  # noqa: PERF203  trying again is the point
+            except SourceError as error:
                 self._before_next_try(error)
             else:
                 return
@@ -239,7 +240,7 @@ class _Transfer(Pieces):
                     yield piece
                 if self._position < self._end:
                     raise SourceError(f"{self.place} ended {self._end - self._position} bytes early")
-            except SourceError as error:  # noqa: PERF203  so it is here
+            except SourceError as error:
                 self.close()
                 self._before_next_try(error)
                 self.open()
