@@ -20,7 +20,7 @@ Array = TypeVar("Array", bound=HasShape)  # numpy.ndarray or torch.Tensor; all a
 DTYPES = ("float16", "bfloat16", "float32")
 
 Call = Callable[..., None]  # takes the arguments of the kernel's function
-Empty = Callable[[Any, "tuple[int, ...] | None"], Any]  # makes a contiguous array like another one; None: of its shape
+Empty = Callable[[Any, tuple[int, ...] | None], Any]  # makes a contiguous array like another one; None: of its shape
 
 
 class Op:
