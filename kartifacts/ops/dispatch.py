@@ -60,7 +60,7 @@ class Op:
             if not x.dtype.isnative:
                 raise InputError(f"{self.name}: x must be in native byte order, got {x.dtype.str!r}")
         else:
-            raise InputError(f"{self.name}: x must be a numpy array or a torch tensor, got {_kind(x)}")
+            raise _no_array(self.name, x)
         key = (x.dtype, getattr(x, "device", None))
         if dtype not in DTYPES:
             raise InputError(f"{self.name}: x must be one of {', '.join(DTYPES)}, got {dtype}")
@@ -89,8 +89,9 @@ def _is_numpy(x: object) -> bool:
     return numpy is not None and isinstance(x, numpy.ndarray)
 
 
-def _kind(x: object) -> str:
-    return f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+def _no_array(name: str, x: object) -> InputError:
+    kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    return InputError(f"{name}: x must be a numpy array or a torch tensor, got {kind}")
 
 
 # -- torch -----------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def _torch_call(op: Op, function: Call) -> Call:
         try:
             function(*arguments)  # on the current stream of the tensors' device, which tvm_ffi asks torch for
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            _refuse(op, error)
+            _refuse(op, arguments[0], error)
 
     return call
 
@@ -147,7 +148,7 @@ def _numpy_call(op: Op, function: Call, *, bits: bool) -> Call:
         except InputError:
             raise
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            _refuse(op, error)
+            _refuse(op, arguments[0], error)
 
     return call
 
@@ -181,8 +182,10 @@ class _Unlocked:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _refuse(op: Op, error: Exception) -> NoReturn:
+def _refuse(op: Op, x: object, error: Exception) -> NoReturn:
     """Raise what the binding or the exchange of arrays said as one of our errors."""
+    if not _is_numpy(x) and not _is_torch(x):  # a numpy scalar, which has the element type and the device of an array
+        raise _no_array(op.name, x) from error
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if text.startswith(f"{op.name}: the launch"):
         raise LoadError(

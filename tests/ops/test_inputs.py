@@ -148,6 +148,11 @@ def test_a_wrong_argument_is_named(case: str) -> None:
     assert str(caught.value) == message
 
 
+def test_a_scalar_is_refused_alike_before_and_after_the_kernel_is_loaded() -> None:
+    ops.rmsnorm(X, W)
+    test_a_wrong_argument_is_named("a scalar")
+
+
 def overlapping_rows() -> Any:
     return np.lib.stride_tricks.as_strided(np.ones(67, np.float32), (4, 64), (4, 4))
 
