@@ -77,13 +77,18 @@ def inspect(path: Path) -> Inspection:
         StoreError: it cannot be read.
     """
     try:
-        data = memoryview(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    return inspect_bytes(data, str(path))
+
+
+def inspect_bytes(data: bytes, name: str) -> Inspection:
+    """The same for a file that was read already; `name` is for the message."""
     try:
-        return _inspect(data)
+        return _inspect(memoryview(data))
     except _Malformed as error:
-        raise VerificationError(f"{str(path)!r} is not a sound ELF file: {error}", source=str(path)) from error
+        raise VerificationError(f"{name!r} is not a sound ELF file: {error}", source=name) from error
 
 
 def cubin_arch(data: bytes) -> Arch | None:

@@ -36,6 +36,7 @@ from kartifacts.model.manifest import (
     Descriptor,
     KernelEntry,
     Table,
+    decode_table,
     encode,
 )
 
@@ -121,7 +122,7 @@ def pack_bundle(
     if not 1 <= level <= 22 or block_bytes < 1 or pack_bytes < 1:
         raise ConfigError(f"bad packing parameters: level {level}, block_bytes {block_bytes}, pack_bytes {pack_bytes}")
     check_name(library, "library")
-    check_path(family, what="a family")
+    check_name(family, "family")
     check_name(abi, "ABI")
     if arch != "any" and str(parse_arch(arch)) != arch:
         raise ConfigError(f"bad arch {arch!r}: the canonical spelling is {str(parse_arch(arch))!r}")
@@ -374,7 +375,7 @@ def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -
         "raw-size": str(total),
         "kernels": str(len(table.kernels)),
     }
-    manifest = BundleManifest(
+    bundle = BundleManifest(
         schema_version=2,
         media_type=MEDIA_MANIFEST,
         artifact_type=ARTIFACT_BUNDLE,
@@ -382,7 +383,8 @@ def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -
         layers=packs,
         annotations={NOTE + name: text for name, text in notes.items() if text},
     )
-    return _write(blobs, encode(manifest), MEDIA_MANIFEST, artifact_type=ARTIFACT_BUNDLE, notes=notes)
+    decode_table(raw, bundle)  # what a reader would refuse must not get a name
+    return _write(blobs, encode(bundle), MEDIA_MANIFEST, artifact_type=ARTIFACT_BUNDLE, notes=notes)
 
 
 def _write(
