@@ -39,8 +39,9 @@ class Kernel:
 
     def __getattr__(self, name: str) -> Any:
         # Reached once a name: the function is then kept in the instance, so that a call costs one dict look-up.
-        if name.startswith("_") or name not in self.exports:
-            raise AttributeError(f"{self.uri} exports {', '.join(self.exports)}, not {name!r}")
+        exports = vars(self).get("exports", ())  # not there while it is copied
+        if name not in exports:
+            raise AttributeError(f"{vars(self).get('uri', 'kernel')} exports {', '.join(exports)}, not {name!r}")
         try:
             function = self._module.get_function(name)
         except AttributeError as error:

@@ -12,11 +12,13 @@ Wrong bytes met on the way are never answered by 3 or 5: if no source has the ri
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kartifacts import config
 from kartifacts.config import Settings
@@ -27,6 +29,7 @@ from kartifacts.errors import (
     MissingKernel,
     Refusal,
     SourceError,
+    StoreError,
     VerificationError,
 )
 from kartifacts.model.arch import parse_arch
@@ -49,12 +52,13 @@ class Registry:
 
     Args:
         settings: the settings in force; read from the environment and the configuration file if not given.
+        libraries: directories of ops that are not installed; they hide installed ops of the same name.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, libraries: Iterable[Path] = ()) -> None:
         self.settings = settings or config.read()
-        self._loaded: dict[tuple[Any, ...], Kernel] = {}
-        self._loading = threading.Lock()
+        self._explicit = tuple(libraries)
+        self._loaded: dict[tuple[str, str | None, tuple[object, ...]], Kernel] = {}
 
     def load(self, op: str, *, device: str | None = None, **axes: object) -> Kernel:
         """Load one specialisation of an op for one device.
@@ -66,7 +70,7 @@ class Registry:
             axes: every axis that the op declares, e.g. ``dtype="bfloat16"``.
 
         Raises:
-            ConfigError: the op, an axis or the device does not exist.
+            ConfigError: the op, an axis or the device does not exist, or there is no lock where one is named.
             MissingKernel: nothing published fits and the policy forbids compiling.
             ArtifactUnavailable: nothing published fits and there are no sources to compile.
             VerificationError: sources answered with wrong bytes, and none with the right ones.
@@ -74,18 +78,18 @@ class Registry:
             BuildError, NoCompiler: compiling it here failed.
             LoadError: the file does not load in this process.
         """
-        wanted = (op, device, *sorted(axes.items()))
+        wanted = _wanted(op, device, axes)
         kernel = self._loaded.get(wanted)
         if kernel is None:
-            with self._loading:  # threads that ask for the same kernel at once get the same one
+            with _loading:  # threads that ask for the same kernel at once get the same one
                 kernel = self._loaded.get(wanted)
                 if kernel is None:
-                    kernel = self._loaded[wanted] = self._load(op, device, axes)
+                    kernel = self._loaded[wanted] = self._load(op, wanted[1], axes)
         return kernel
 
     def loaded(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel | None:
         """The kernel, if this registry has loaded it."""
-        return self._loaded.get((op, device, *sorted(axes.items())))
+        return self._loaded.get(_wanted(op, device, axes))
 
     def explain(self, op: str, *, device: str | None = None, **axes: object) -> list[Refusal]:
         """What `load` would do and why: every place in order, those that would do marked as such.
@@ -96,19 +100,24 @@ class Registry:
 
         spec, request = self._request(op, device, axes)
         rows: list[Refusal] = []
+        wrong: list[VerificationError] = []
         for remote in (False,) if self.settings.offline else (False, True):
             fetcher = self._fetcher(remote=remote)
             place = "mirrors" if remote else "local sources and the store"
-            with _noting(rows, place):
-                for bundle, entry in self._fitting(request, rows, remote=remote):
+            with _noting(rows, place, wrong):
+                for bundle, entry in self._fitting(request, rows, wrong, remote=remote):
                     size = fetcher.missing_bytes(bundle, [entry])
                     where = f"{size} bytes to fetch" if size else f"present, from {fetcher.origin_of(entry)}"
                     rows.append(Refusal(place, f"{bundle.name} fits: {where}"))
-        if spec is None:
+        if self.settings.offline:
+            rows.append(_OFFLINE)
+        if wrong:
+            rows.append(Refusal("JIT", "refused: wrong bytes are never answered by compiling"))
+        elif spec is None:
             rows.append(Refusal("JIT", "no sources of this op are installed"))
         else:
-            built = jit.find(spec, self.settings)
-            rows.append(Refusal("built here before", f"fits: {built.path}" if built else "nothing"))
+            if built := self._built_before(spec, rows):
+                rows.append(Refusal("built here before", f"fits: {built.path}"))
             rows.append(jit.explain(spec, self.settings))
         return list(dict.fromkeys(rows))
 
@@ -138,30 +147,37 @@ class Registry:
 
     def _undeclared(self, op: str, device: str | None, axes: Mapping[str, object]) -> resolve.Request:
         """A request for an op of which only prebuilt kernels are known; the pin alone vouches for them."""
-        family = op.rpartition("/")[0]
-        published = {bundle.descriptor.note("family") for bundle in self._bundles([], remote=not self.settings.offline)}
-        if family not in published:
-            raise self.libraries.unknown(op)
-        uri = make_uri(family, op.rpartition("/")[2], {axis: str(value) for axis, value in axes.items()})
+        family, _, name = op.rpartition("/")
+        unread: list[Refusal] = []
+        wrong: list[VerificationError] = []
+        bundles = self._bundles(unread, wrong, remote=not self.settings.offline)
+        if family not in {bundle.descriptor.note("family") for bundle in bundles}:
+            unknown = self.libraries.unknown(op)
+            if wrong:
+                raise wrong[-1]
+            if unread and family and self.lock.releases:
+                raise ArtifactUnavailable(
+                    f"{unknown.message}, and not every pinned release can be read",
+                    refusals=tuple(unread),
+                    hint=unknown.hint,
+                )
+            raise unknown
+        uri = make_uri(family, name, {axis: str(value) for axis, value in axes.items()})
         return resolve.Request(uri, family, host.device_arch(device), None)
 
     def _prebuilt(self, spec: Spec | None, request: resolve.Request, refusals: list[Refusal]) -> Found | None:
-        from kartifacts.runtime import jit
-
         wrong: list[VerificationError] = []
         with _noting(refusals, "local sources", wrong):
-            if found := self._published(request, refusals, remote=False):
+            if found := self._published(request, refusals, wrong, remote=False):
                 return found
-        if spec is not None and not wrong:
-            if found := jit.find(spec, self.settings):
-                return found
-            refusals.append(Refusal("built here before", f"nothing for {spec.arch}"))
+        if spec is not None and not wrong and (found := self._built_before(spec, refusals)):
+            return found
         if self.settings.offline:
-            refusals.append(Refusal("mirrors", "offline"))
+            refusals.append(_OFFLINE)
         elif self.settings.mirrors:
             asked: list[Refusal] = []
             with _noting(asked, "mirrors", wrong):
-                if found := self._published(request, asked, remote=True):
+                if found := self._published(request, asked, wrong, remote=True):
                     return found
             refusals.extend(refusal for refusal in asked if refusal not in refusals)
         if wrong:
@@ -169,9 +185,11 @@ class Registry:
             raise wrong[-1]
         return None
 
-    def _published(self, request: resolve.Request, refusals: list[Refusal], *, remote: bool) -> Found | None:
+    def _published(
+        self, request: resolve.Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
+    ) -> Found | None:
         fetcher = self._fetcher(remote=remote)
-        for bundle, entry in self._fitting(request, refusals, remote=remote):
+        for bundle, entry in self._fitting(request, refusals, wrong, remote=remote):
             with _noting(refusals, bundle.name):
                 path = fetcher.ensure(bundle, [entry])[entry.uri]
                 arch = parse_arch(bundle.descriptor.note("arch"))
@@ -179,14 +197,26 @@ class Registry:
         return None
 
     def _fitting(
-        self, request: resolve.Request, refusals: list[Refusal], *, remote: bool
+        self, request: resolve.Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
     ) -> Iterator[tuple[Bundle, KernelEntry]]:
-        for bundle in resolve.by_arch(request, self._bundles(refusals, remote=remote), refusals):
+        for bundle in resolve.by_arch(request, self._bundles(refusals, wrong, remote=remote), refusals):
             entry = None
             with _noting(refusals, bundle.name):
                 entry = resolve.entry_in(request, bundle.table, host.unmet, refusals)
             if entry is not None:
                 yield bundle, entry
+
+    def _built_before(self, spec: Spec, refusals: list[Refusal]) -> Found | None:
+        from kartifacts.runtime import jit
+
+        try:
+            found = jit.find(spec, self.settings)
+        except StoreError as error:  # a mirror may do without the workspace
+            refusals.append(Refusal("built here before", error.message))
+            return None
+        if found is None:
+            refusals.append(Refusal("built here before", f"nothing for {spec.arch}"))
+        return found
 
     def _compiled(self, spec: Spec | None, request: resolve.Request, refusals: list[Refusal]) -> Found:
         from kartifacts.runtime import jit
@@ -218,7 +248,7 @@ class Registry:
         """The libraries of ops on this machine."""
         from kartifacts.build import library
 
-        return library.discover()
+        return library.discover(self._explicit)
 
     @cached_property
     def lock(self) -> Lock:
@@ -252,11 +282,12 @@ class Registry:
 
         return Fetcher(self._here.store, from_settings(self.settings), self.settings)
 
-    def _bundles(self, refusals: list[Refusal], *, remote: bool) -> Iterator[Bundle]:
+    def _bundles(self, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool) -> Iterator[Bundle]:
+        """Every bundle of the pinned releases; a release that cannot be read keeps none of the others away."""
         if not self.lock.releases:
             refusals.append(Refusal("published releases", f"none is pinned: {self._no_lock()}"))
         for pin in self.lock.releases:
-            with _noting(refusals, f"release {pin.library} {pin.version}"):
+            with _noting(refusals, f"release {pin.library} {pin.version}", wrong):
                 yield from self._fetcher(remote=remote).bundles(pin)
 
     def _no_lock(self) -> str:
@@ -279,6 +310,28 @@ def _noting(refusals: list[Refusal], place: str, wrong: list[VerificationError] 
     except (SourceError, ArtifactUnavailable) as error:
         refusals.extend(error.refusals or [Refusal(place, error.message)])
 
+
+_OFFLINE = Refusal("mirrors", "offline")
+
+
+def _wanted(op: str, device: str | None, axes: Mapping[str, object]) -> tuple[str, str | None, tuple[object, ...]]:
+    """What is asked for, so that two spellings are one: 128 and "128", a torch.device and its name."""
+    if not isinstance(op, str):
+        raise ConfigError(f"expected the name of an op, such as 'norm/rmsnorm'; got {op!r:.80}")
+    named = tuple(sorted((axis, str(value)) for axis, value in axes.items()))
+    return op, None if device is None else str(device), named
+
+
+_loading = threading.RLock()
+
+
+def _unlock_in_child() -> None:
+    # The thread that was loading when its process forked is not there to give the lock back.
+    global _loading
+    _loading = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 _default: Registry | None = None
 
