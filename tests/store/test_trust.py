@@ -1,0 +1,82 @@
+"""Whom the store believes: a path that another user can change is refused, and the component is named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kartifacts.errors import StoreError
+from kartifacts.model.digest import sha256
+from kartifacts.store import Store, check_trusted
+
+CONTENT = b"a kernel"
+DIGEST = sha256(CONTENT)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_a_parent_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    store = Store(shared / "below" / "store")
+    store.put(DIGEST, CONTENT)
+    shared.chmod(mode)
+    with pytest.raises(StoreError) as caught:
+        Store(store.root).find(DIGEST, len(CONTENT))
+    assert repr(str(shared)) in caught.value.message
+    with pytest.raises(StoreError, match="shared"):
+        Store(shared / "elsewhere").put(DIGEST, CONTENT)
+    assert not (shared / "elsewhere").exists()
+
+
+def test_a_sticky_parent_will_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    store = Store(tmp_path / "store")
+    store.put(DIGEST, CONTENT)
+    assert Store(store.root).find(DIGEST, len(CONTENT)) is not None
+
+
+def test_an_entry_that_others_may_write_is_not_used(store: Store) -> None:
+    store.put(DIGEST, CONTENT).chmod(0o666)
+    assert store.find(DIGEST, len(CONTENT)) is None
+
+
+@pytest.mark.usefixtures("need_root")
+def test_a_store_that_another_user_made_first_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    root = tmp_path / "store"
+    Store(root).put(DIGEST, CONTENT)
+    os.chown(root, 65534, 65534)
+    with pytest.raises(StoreError, match="belongs to user 65534"):
+        Store(root).find(DIGEST, len(CONTENT))
+
+
+@pytest.mark.usefixtures("need_root")
+def test_a_link_that_another_user_placed_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    os.lchown(link, 65534, 65534)
+    with pytest.raises(StoreError, match=r"link.*belongs to user 65534"):
+        Store(link).put(DIGEST, CONTENT)
+
+
+def test_links_of_ones_own_are_followed_and_what_they_lead_to_is_looked_at(tmp_path: Path) -> None:
+    real = tmp_path / "disk" / "real"
+    real.mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    link = tmp_path / "a" / "link"
+    link.symlink_to("../disk/./real")
+    check_trusted(link / "store")
+    (tmp_path / "disk").chmod(0o777)
+    with pytest.raises(StoreError, match="disk"):
+        check_trusted(link / "store")
+
+
+def test_a_loop_of_links_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(StoreError, match="symbolic links"):
+        check_trusted(tmp_path / "a" / "store")
