@@ -87,9 +87,10 @@ def import_checksums(
     listed = _listed(tree, files, library, faults)
     faults += _unlisted(tree, files, listed, allow_unlisted)
     told = _Counted(progress, 2 * sum(status.st_size for uri, status in files.items() if uri in listed))
+    folded = {uri.casefold(): uri for uri in files}
     bundles: dict[tuple[str, str], list[PackInput]] = defaultdict(list)
     with ThreadPoolExecutor(jobs or _JOBS, thread_name_prefix="import") as pool:
-        answers = pool.map(partial(_checked, tree, files), listed.values())
+        answers = pool.map(partial(_checked, tree, files, folded), listed.values())
         for entry, checked in zip(listed.values(), answers, strict=True):
             if isinstance(checked, _Fault):
                 faults.append(checked)
@@ -234,12 +235,13 @@ def _parsed(data: bytes, uri: str, directory: str, family: str, faults: list[_Fa
 # -- each file ---------------------------------------------------------------------------------------------------------
 
 
-def _checked(tree: Path, files: dict[str, os.stat_result], entry: _Listed) -> tuple[PackInput, str] | _Fault:
+def _checked(
+    tree: Path, files: dict[str, os.stat_result], folded: dict[str, str], entry: _Listed
+) -> tuple[PackInput, str] | _Fault:
     """A listed file whose content is right, and the arch it is for; or what is wrong with it."""
     status = files.get(entry.uri)
     if status is None:
-        folded = entry.uri.casefold()
-        near = next((uri for uri in files if uri.casefold() == folded), None)
+        near = folded.get(entry.uri.casefold())
         return _Fault(entry.uri, f"missing; there is {near!r}" if near else "missing", "missing")
     if not stat.S_ISREG(status.st_mode):
         return _Fault(entry.uri, "not a regular file", "missing")
