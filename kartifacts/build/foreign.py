@@ -189,16 +189,15 @@ def _listed(tree: Path, files: dict[str, os.stat_result], library: str, faults: 
             f"there is no {CHECKSUMS} in {str(tree)!r}", hint="the layout is <commit>/<family>/checksums.txt"
         )
     for uri in lists:
-        directory = uri.rpartition("/")[0]
-        family = _family(directory) if directory else library
         try:
-            data = (tree / uri).read_bytes()
-            check_path(uri)
+            data = (tree / check_path(uri)).read_bytes()
         except OSError as error:
             raise StoreError(f"cannot read {uri!r} in {str(tree)!r}: {error.strerror or error}") from error
         except VerificationError as error:
             faults.append(_Fault(uri, error.message, "malformed"))
             continue
+        directory = uri.rpartition("/")[0]
+        family = _family(directory) if directory else library
         entries = [_Listed(uri, family, sha256(data)), *_parsed(data, uri, directory, family, faults)]
         for entry in entries:
             other = promised.setdefault(entry.uri, entry)
