@@ -183,7 +183,7 @@ def _unlisted(
 def _listed(tree: Path, files: dict[str, os.stat_result], library: str, faults: list[_Fault]) -> dict[str, _Listed]:
     """What the lists promise, by full path: bare names collide between families.  The lists are part of it."""
     promised: dict[str, _Listed] = {}
-    lists = [uri for uri in sorted(files) if uri.rpartition("/")[2] == CHECKSUMS]
+    lists = [uri for uri in sorted(files) if uri.rpartition("/")[2] == CHECKSUMS and stat.S_ISREG(files[uri].st_mode)]
     if not lists:
         raise ConfigError(
             f"there is no {CHECKSUMS} in {str(tree)!r}", hint="the layout is <commit>/<family>/checksums.txt"
@@ -212,8 +212,7 @@ def _listed(tree: Path, files: dict[str, os.stat_result], library: str, faults: 
 
 def _family(directory: str) -> str:
     """A directory as a name; where two give the same, their files share bundles and keep their own paths."""
-    name = re.sub(r"[^a-z0-9._+-]+|\.{2,}", "-", directory.lower().replace("/", "."))
-    return check_name(name[-128:].strip("._+-") or "files", "family")
+    return check_name(directory.lower().replace("/", ".")[-128:].strip("._+-") or "files", "family")
 
 
 def _parsed(data: bytes, uri: str, directory: str, family: str, faults: list[_Fault]) -> Iterator[_Listed]:

@@ -283,6 +283,13 @@ def test_a_name_that_is_spelled_otherwise_on_disk_is_pointed_out(tmp_path: Path)
         bring(tmp_path / "tree", tmp_path / "out")
 
 
+def test_a_list_that_is_no_file_is_not_waited_for(tree: Path, tmp_path: Path) -> None:
+    (tree / "pipe").mkdir()
+    os.mkfifo(tree / "pipe" / "checksums.txt")
+    with pytest.raises(VerificationError, match=r"pipe/checksums\.txt: no checksums\.txt lists it"):
+        bring(tree, tmp_path / "out")
+
+
 def test_nothing_to_import_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a directory"):
         bring(tmp_path / "absent", tmp_path / "out")
