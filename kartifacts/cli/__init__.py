@@ -14,7 +14,9 @@ from typing import Any
 import click
 
 from kartifacts import __version__
-from kartifacts.errors import KartifactsError
+from kartifacts.errors import ConfigError, KartifactsError, Refusal
+
+log = logging.getLogger(__name__)
 
 # command → module that holds it, so that one command does not pay for the imports of all
 _COMMANDS = {
@@ -74,25 +76,40 @@ def main(arguments: list[str] | None = None) -> None:
     except KartifactsError as error:
         _fail(error, as_json="--json" in arguments)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(error.exit_code)
+        _fail(_usage(error), as_json="--json" in arguments)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone; say nothing more
         sys.exit(141)
+    except Exception as error:  # a fault of ours, whose traceback helps nobody who cannot mend it
+        log.debug("unexpected", exc_info=True)
+        hint = "this is a fault of kartifacts; `kartifacts -vv ...` shows where it happened: please report it"
+        _fail(KartifactsError(f"unexpected {type(error).__name__}: {error}", hint=hint), as_json="--json" in arguments)
+
+
+def _usage(error: click.ClickException) -> ConfigError:
+    context = getattr(error, "ctx", None)
+    return ConfigError(
+        error.format_message().strip().replace("\n", " "),
+        hint=f"see {context.command_path if context else 'kartifacts'} --help",
+    )
 
 
 def _fail(error: KartifactsError, *, as_json: bool) -> None:
     if as_json:
-        facts = {
-            "error": type(error).__name__,
-            "message": error.message,
-            "hint": error.hint,
-            "exit_code": error.exit_code,
-            **{name: value for name, value in vars(error).items() if name not in ("message", "hint")},
-        }
+        facts = {name: _plain(value) for name, value in vars(error).items()}
+        facts |= {"error": type(error).__name__, "exit_code": error.exit_code}
         click.echo(json.dumps(facts, indent=2, sort_keys=True, default=str))
     click.echo(f"error: {error}", err=True)
     sys.exit(error.exit_code)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [item._asdict() if isinstance(item, Refusal) else item for item in value]
+    return value

@@ -84,6 +84,8 @@ def verify_command(repository: Path | None, as_json: bool) -> None:
     lines.append(f"{report['place']}: {report['checked']} objects checked, {len(lines)} faults")
     emit(as_json, report, "\n".join(lines))
     if report["damaged"] or report["missing"]:
+        found = f"{len(report['damaged'])} damaged and {len(report['missing'])} missing"
+        click.echo(f"error: {found} in {report['place']}: {(report['damaged'] + report['missing'])[0]}", err=True)
         raise SystemExit(VerificationError.exit_code)
 
 

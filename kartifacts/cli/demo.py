@@ -16,7 +16,7 @@ import numpy as np
 
 from kartifacts import config
 from kartifacts.cli import emit, flows, json_option
-from kartifacts.errors import KartifactsError, VerificationError
+from kartifacts.errors import ConfigError, KartifactsError, VerificationError
 from kartifacts.runtime import Registry, host
 from kartifacts.testing import Mirror, faults
 
@@ -32,7 +32,7 @@ def registry(root: str, mirror: str) -> Registry:
     """A registry that sees nothing of the user's own settings but the demo's directory and mirror."""
     base = Path(root)
     overrides = {"store": base / "store", "workspace": base / "jit", "lock": base / "kartifacts.lock", "jit": "never"}
-    return Registry(config.read({}, {**overrides, "mirrors": mirror, "progress": "off"}))
+    return Registry(config.read({"HOME": root}, {**overrides, "mirrors": mirror, "progress": "off"}))
 
 
 def error_of(registry: Registry) -> float:
@@ -54,8 +54,13 @@ def error_of(registry: Registry) -> float:
 def demo_command(keep: Path | None, as_json: bool) -> None:
     """Build a kernel for this CPU, publish, serve, fetch, verify, load, call and check it; needs a C++ compiler."""
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        _run(keep, as_json)
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+            if any(keep.iterdir()):
+                raise ConfigError(f"{str(keep)!r} is not empty; nothing was changed")
+        except OSError as error:
+            raise ConfigError(f"cannot write into {str(keep)!r}: {error.strerror}") from error
+        _run(keep.resolve(), as_json)
         return
     with tempfile.TemporaryDirectory(prefix="kartifacts-demo-") as directory:
         _run(Path(directory), as_json)
@@ -74,7 +79,9 @@ def _run(base: Path, as_json: bool) -> None:
 
     arch = host.cpu()
     repository = base / "repository"
-    environment = config.read({"PATH": config.read().search_path}, {"workspace": base / "build", "archs": str(arch)})
+    user = config.read()
+    here = {"HOME": str(base), "PATH": user.search_path, "KARTIFACTS_CXX": user.cxx}
+    environment = config.read(here, {"workspace": base / "build", "archs": str(arch)})
 
     def build() -> str:
         lock = base / "kartifacts.lock"
@@ -99,7 +106,10 @@ def _run(base: Path, as_json: bool) -> None:
         def warm() -> str:
             before = mirror.count()
             command = [sys.executable, "-c", _WARM, str(base), mirror.url]
-            error = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise KartifactsError(f"the second process failed: {done.stderr.strip()}")
+            error = float(done.stdout)
             _check(error)
             if mirror.count() != before:
                 raise KartifactsError(f"the second process made {mirror.count() - before} requests; expected none")
@@ -122,7 +132,7 @@ def _run(base: Path, as_json: bool) -> None:
 
     def fall_back() -> str:
         overrides = {"store": base / "jit-store", "workspace": base / "jit-workspace", "jit": "auto"}
-        kernel_registry = Registry(config.read({"PATH": environment.search_path}, overrides))
+        kernel_registry = Registry(config.read(here, overrides))
         error = error_of(kernel_registry)
         _check(error)
         return f"no mirror, no lock: compiled here from the installed sources, relative error {error:.1e}"

@@ -1,0 +1,194 @@
+"""The release engineer's flows: build, import, publish, lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kartifacts.cli.flows.shared import Report, bar, native
+from kartifacts.config import Settings
+from kartifacts.errors import BuildError, ConfigError, NoCompiler, Refusal
+from kartifacts.model.arch import Arch, parse_archs
+from kartifacts.model.layout import check_name
+from kartifacts.model.manifest import Descriptor
+from kartifacts.model.spec import FFI_ABI, Spec
+
+if TYPE_CHECKING:
+    from kartifacts.build.kept import BuiltKernel
+
+_SHOWN = 20
+
+
+def build(settings: Settings, *, ops: str, out: Path, library: str, version: str, lock: Path | None) -> Report:
+    """Compile `ops` for the archs of the settings and write them as a release into the repository `out`."""
+    from kartifacts.build import library as libraries
+    from kartifacts.build.compile import compile_specs
+    from kartifacts.publish.lockfile import read_lock
+    from kartifacts.publish.release import make_release
+
+    start = time.monotonic()
+    check_name(version, "version")  # this and the lock now, not after hours of compiling
+    if lock is not None and lock.exists():
+        read_lock(lock)
+    source = next((found for found in libraries.discover() if found.name == library), None)
+    if source is None:
+        raise ConfigError(f"no kernel library {library!r} is installed", hint="kartifacts doctor lists those there are")
+    archs = parse_archs(settings.archs, native=native(settings.archs))
+    names = _op_names(ops, source.ops)
+    specs, skipped = source.specs(names, archs)
+    _check_each(names, archs, specs, skipped)
+    try:
+        with bar(settings, f"building {len(specs)} kernels", "step") as progress:
+            built = compile_specs(specs, settings, progress=lambda done, total, _: progress(done, total))
+    except BuildError as error:
+        if not isinstance(error, NoCompiler):
+            error.refusals = _unbuilt(specs, settings)
+        raise
+    bundles = _pack(out, library, {spec.uri: spec.family for spec in specs}, built.kernels, settings)
+    made = make_release(out, library, version, bundles)
+    pin = _pinned(out, library, version, lock)
+    return {
+        **built.report,
+        "skipped": [str(refusal) for refusal in skipped],
+        "kernels": [
+            {"uri": kernel.uri, "arch": str(kernel.arch), "key": kernel.key, "bytes": kernel.size}
+            for kernel in built.kernels
+        ],
+        "bundles": [_described(bundle) for bundle in bundles],
+        "release": made.digest,
+        "pin": pin,
+        "seconds": round(time.monotonic() - start, 3),
+    }
+
+
+def _check_each(names: Sequence[str], archs: Sequence[Arch], specs: Sequence[Spec], skipped: Sequence[Refusal]) -> None:
+    """Refuse a named op or arch for which nothing would be built: a release must hold what was asked for by name."""
+    reasons = "; ".join(map(str, skipped[:_SHOWN]))
+    for arch in archs:
+        if not any(spec.arch == arch for spec in specs):
+            raise ConfigError(f"none of the ops can be built for {arch}; nothing was built", hint=reasons)
+    for name in names:
+        if not any(name in (spec.op.name, f"{spec.family}/{spec.op.name}") for spec in specs):
+            raise ConfigError(f"{name} can be built for none of these archs; nothing was built", hint=reasons)
+
+
+def _unbuilt(specs: Sequence[Spec], settings: Settings) -> tuple[Refusal, ...]:
+    """The promised kernels that a build which failed did not make."""
+    from kartifacts.build.jit import find_built
+
+    lacking = [spec for spec in specs if find_built(spec, settings) is None]
+    named = [Refusal(f"{spec.uri} for {spec.arch}", "promised and not built") for spec in lacking[:_SHOWN]]
+    more = len(lacking) - len(named)
+    return (*named, *([Refusal(f"{more} more", "promised and not built")] if more else []))
+
+
+def import_checksums(
+    tree: Path, out: Path, *, library: str, version: str, allow_unlisted: bool, lock: Path | None, settings: Settings
+) -> Report:
+    """Turn a tree in FlashInfer's layout into a release in the repository `out`."""
+    from kartifacts.build import foreign
+    from kartifacts.publish.release import make_release
+
+    with bar(settings, "importing", "B") as progress:
+        bundles = foreign.import_checksums(
+            tree, out, library=library, version=version, allow_unlisted=allow_unlisted, progress=progress
+        )
+    made = make_release(out, library, version, bundles)
+    pin = _pinned(out, library, version, lock)
+    return {"bundles": [_described(bundle) for bundle in bundles], "release": made.digest, "pin": pin}
+
+
+def publish(
+    source: Path, bucket: str, *, library: str | None, version: str | None, lock: Path | None, settings: Settings
+) -> Report:
+    """Copy releases of a repository directory into a bucket."""
+    from kartifacts.publish.buckets import open_bucket
+    from kartifacts.publish.protocol import publish as send
+
+    with bar(settings, "publishing", "B") as progress:
+        pins = send(source, open_bucket(bucket), library=library, version=version, lock=lock, progress=progress)
+    return {"bucket": bucket, "pins": [msgspec.to_builtins(pin) for pin in pins]}
+
+
+def lock(repository: Path, path: Path, *, library: str | None, version: str | None) -> list[dict[str, Any]]:
+    """Pin the releases of a repository, after checking that it is complete and undamaged."""
+    from kartifacts.publish.lockfile import add_pins
+    from kartifacts.publish.verify import verify_repository
+
+    report = verify_repository(repository, library=library, version=version)
+    report.check(str(repository))
+    add_pins(path, report.pins)
+    return [msgspec.to_builtins(pin) for pin in report.pins]
+
+
+def _op_names(ops: str, known: tuple[str, ...]) -> list[str]:
+    """Names of ops; a family stands for all of its ops."""
+    names: list[str] = []
+    for word in ops.replace(",", " ").split():
+        family = [name for name in known if name.rpartition("/")[0] == word]
+        names.extend(family or [word])
+    return names
+
+
+def _pack(
+    out: Path, library: str, families: dict[str, str], kernels: tuple[BuiltKernel, ...], settings: Settings
+) -> list[Descriptor]:
+    """One bundle for each family and arch."""
+    from kartifacts.build.pack import PackInput, pack_bundle
+
+    groups: dict[tuple[str, Arch], list[BuiltKernel]] = {}
+    for kernel in kernels:
+        groups.setdefault((families[kernel.uri], kernel.arch), []).append(kernel)
+    bundles = []
+    for (family, arch), members in groups.items():
+        entries = [
+            PackInput(
+                uri=kernel.uri,
+                path=kernel.path,
+                suffix=kernel.suffix,
+                key=kernel.key,
+                op_digest=kernel.op_digest,
+                exports=kernel.exports,
+                needs=kernel.needs,
+                sha256=kernel.sha256,
+            )
+            for kernel in members
+        ]
+        toolchain = members[0].toolchain
+        bundles.append(
+            pack_bundle(
+                entries,
+                out,
+                library=library,
+                family=family,
+                arch=str(arch),
+                abi=FFI_ABI,
+                toolchain=toolchain,
+                jobs=settings.jobs,
+            )
+        )
+    return bundles
+
+
+def _pinned(out: Path, library: str, version: str, lock: Path | None) -> dict[str, Any]:
+    from kartifacts.publish.lockfile import add_pins
+    from kartifacts.publish.repository import Repository
+
+    pins = Repository(out).pins(library, version)
+    if lock is not None:
+        add_pins(lock, pins)
+    made: dict[str, Any] = msgspec.to_builtins(pins[0])
+    return made
+
+
+def _described(bundle: Descriptor) -> dict[str, Any]:
+    return {
+        "family": bundle.note("family"),
+        "arch": bundle.note("arch"),
+        "kernels": int(bundle.note("kernels") or 0),
+        "digest": bundle.digest,
+    }
