@@ -16,7 +16,10 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 def shown(url: str) -> str:
     """`url` for messages: no credentials, and no query, which may be a signature."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return repr(url.rpartition("@")[2].partition("?")[0][:200])
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "…" if parts.query else "", ""))[:500]
 

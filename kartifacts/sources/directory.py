@@ -36,10 +36,11 @@ class DirectorySource:
     @contextmanager
     def read(self, digest: Digest, size: int, *, start: int = 0, length: int | None = None) -> Iterator[Pieces]:
         path, descriptor = self._open(digest)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(descriptor)
+            raise SourceError(f"{path!r} is not a regular file", permanent=True)
         with open(descriptor, "rb", buffering=0) as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise SourceError(f"{path!r} is not a regular file", permanent=True)
             if found.st_size != size:
                 raise VerificationError(
                     f"{path!r} has {found.st_size} bytes, expected {size}",

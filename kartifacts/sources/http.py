@@ -105,10 +105,8 @@ class HttpSource:
             self._breaker.succeeded()
             if response.status_code not in REDIRECTS:
                 return response, url
-            target = urljoin(url, response.headers.get("Location", ""))
             response.close()
-            _check_redirect(url, target)
-            url = target
+            url = _redirected(url, response.headers.get("Location", ""))
         raise SourceError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
 
     def pause(self, seconds: float) -> None:
@@ -153,10 +151,15 @@ def _origin(url: str) -> tuple[str, str | None, int]:
     return parts.scheme, parts.hostname, port or {"http": 80, "https": 443}.get(parts.scheme, 0)
 
 
-def _check_redirect(url: str, target: str) -> None:
-    scheme = urlsplit(target).scheme
+def _redirected(url: str, location: str) -> str:
+    try:
+        target = urljoin(url, location)
+        scheme = urlsplit(target).scheme
+    except ValueError:
+        target, scheme = location, ""
     if scheme not in ("http", "https") or (scheme == "http" and url.startswith("https:")):
         raise SourceError(f"{shown(url)} redirects to {shown(target)!r}, which is refused", permanent=True)
+    return target
 
 
 def _never_answered(error: Exception) -> bool:
