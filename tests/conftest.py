@@ -1,0 +1,188 @@
+"""One release of this project's own kernels, built once for all tests, and machines of users who have nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from kartifacts import Registry, config
+from kartifacts.cli import flows, main
+from kartifacts.config import Settings
+from kartifacts.model.arch import Arch, parse_archs
+from kartifacts.model.manifest import Lock, decode_lock
+from kartifacts.runtime import host
+
+CPU_ARCHS = "cpu:x86-64 cpu:x86-64-v3" if os.uname().machine == "x86_64" else "cpu:aarch64"
+
+# Runs before anything of ours is imported, and writes down what only a process that is not warm would do.
+_WATCH = """
+import os, sys
+seen = []
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+            "os.chown", "os.utime", "os.mkfifo", "os.setxattr", "shutil.", "tempfile.")
+_PROCESSES = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty", "pty.spawn")
+def _audit(event, args):
+    if event.startswith("socket.") and event != "socket.gethostname":
+        seen.append(("socket", event, repr(args[-1:])[:200]))
+    elif event == "open" and args[2] & _WRITING and args[0] != os.devnull:
+        seen.append(("write", event, repr(args[0])[:200]))
+    elif event.startswith(_CHANGES):
+        seen.append(("write", event, repr(args)[:200]))
+    elif event.startswith(_PROCESSES):
+        seen.append(("process", event, repr(args)[:200]))
+sys.addaudithook(_audit)
+result = None
+"""
+_REPORT = "\nimport json\nprint(json.dumps({'seen': seen, 'result': result}))\n"
+
+# What a user does with a kernel, and how far the answer is from float64.
+CALL = """
+import numpy as np
+def error_of(registry, dtype="float32", device="cpu"):
+    rng = np.random.default_rng()
+    x, weight = (rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in ((37, 1000), (1000,)))
+    out = np.full_like(x, np.nan)
+    kernel = registry.load("norm/rmsnorm", device=device, dtype=dtype)
+    kernel.rmsnorm(x, weight, out, 1e-6)
+    exact = x.astype(np.float64)
+    exact = exact / np.sqrt(np.mean(exact**2, axis=-1, keepdims=True) + 1e-6) * weight.astype(np.float64)
+    error = float(np.linalg.norm(out - exact) / np.linalg.norm(exact))
+    return kernel, error if np.isfinite(error) else 1e9
+"""
+
+
+@dataclass(frozen=True)
+class Released:
+    """A repository with one release, and the lock that pins it."""
+
+    path: Path
+    lock_file: Path
+    archs: tuple[Arch, ...]
+
+    @property
+    def lock(self) -> Lock:
+        return decode_lock(self.lock_file.read_bytes())
+
+    @property
+    def best(self) -> Arch:
+        """What a process on this machine should take."""
+        verdicts = [(arch.runs_on(host.cpu()), arch) for arch in self.archs]
+        return min((verdict.rank, str(arch), arch) for verdict, arch in verdicts if verdict.ok)[2]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a watched process did beyond reading and computing, and what it found."""
+
+    seen: list[list[str]]
+    result: Any
+
+    def of(self, kind: str) -> list[list[str]]:
+        return [row for row in self.seen if row[0] == kind]
+
+
+class Machine:
+    """A user's machine: a home of its own; of this process's environment it has PATH and where CUDA is."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def store(self) -> Path:
+        return self.home / "store"
+
+    @property
+    def workspace(self) -> Path:
+        return self.home / "workspace"
+
+    def environ(self, settings: dict[str, Any]) -> dict[str, str]:
+        """Lower-case names are settings of kartifacts, others variables as they are; None removes one."""
+        environ: dict[str, Any] = {name: os.environ.get(name) for name in ("PATH", "CUDA_HOME", "CUDA_PATH")}
+        environ |= {"HOME": self.home, "KARTIFACTS_STORE": self.store, "KARTIFACTS_WORKSPACE": self.workspace}
+        for name, value in settings.items():
+            environ[f"KARTIFACTS_{name.upper()}" if name.islower() else name] = value
+        return {name: str(value) for name, value in environ.items() if value is not None}
+
+    def settings(self, **settings: Any) -> Settings:
+        return config.read(self.environ(settings))
+
+    def registry(self, *, libraries: Sequence[Path] = (), **settings: Any) -> Registry:
+        return Registry(self.settings(**settings), libraries)
+
+    def cli(self, *arguments: object, **settings: Any) -> Answer:
+        """A command, run inside this process."""
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            mock.patch.dict(os.environ, self.environ(settings), clear=True),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                main([str(argument) for argument in arguments])
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+        return Answer(code, out.getvalue(), err.getvalue())
+
+    def run_cli(self, *arguments: object, **settings: Any) -> Answer:
+        """The same in a process of its own, as its users see it."""
+        return self._run([sys.executable, "-m", "kartifacts", *map(str, arguments)], settings)
+
+    def python(self, code: str, *arguments: object, **settings: Any) -> Answer:
+        """A Python program; `error_of` is defined."""
+        return self._run([sys.executable, "-B", "-c", CALL + code, *map(str, arguments)], settings)
+
+    def watched(self, code: str, *arguments: object, prefix: Sequence[str] = (), **settings: Any) -> Seen:
+        """A Python program that leaves something in `result`, and what it did to files, sockets and processes."""
+        answer = self._run(self.watching(code, *arguments, prefix=prefix), settings)
+        assert answer.code == 0, answer.err
+        return Seen(**json.loads(answer.out.splitlines()[-1]))
+
+    def watching(self, code: str, *arguments: object, prefix: Sequence[str] = ()) -> list[str]:
+        """The command line of `watched`."""
+        return [*prefix, sys.executable, "-B", "-c", _WATCH + CALL + code + _REPORT, *map(str, arguments)]
+
+    def _run(self, command: Sequence[str], settings: dict[str, Any]) -> Answer:
+        done = subprocess.run(command, env=self.environ(settings), capture_output=True, text=True, check=False)
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Released:
+    """Every op of this project for two CPU archs, as `kartifacts build` makes them."""
+    base = tmp_path_factory.mktemp("released")
+    lock = base / "kartifacts.lock"
+    settings = Machine(base / "builder").settings(archs=CPU_ARCHS, progress="off")
+    flows.build(settings, ops="", out=base / "repository", library="kartifacts", version="1.0", lock=lock)
+    return Released(base / "repository", lock, parse_archs(CPU_ARCHS))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A machine that has nothing yet."""
+    return Machine(tmp_path / "home")
