@@ -227,6 +227,13 @@ class _Run:
         )
 
     def _keep(self, step: Step) -> None:
+        with workspace.storage_errors(self.settings.workspace):
+            self._keep_output(step)
+        self.done.add(step.name)
+        if self.progress is not None:
+            self.progress(len(self.done), len(self.plan.steps), step.title)
+
+    def _keep_output(self, step: Step) -> None:
         if not _sound(step.output):
             raise BuildError(
                 f"{step.title}: the command succeeded but made no file, or an empty one",
@@ -240,9 +247,6 @@ class _Run:
         else:
             key = Digest(step.name)
             self.made[key] = self._keep_kernel(key, self.plan.links[key], step)
-        self.done.add(step.name)
-        if self.progress is not None:
-            self.progress(len(self.done), len(self.plan.steps), step.title)
 
     def _keep_kernel(self, key: Digest, spec: Spec, step: Step) -> BuiltKernel:
         needs = _check_kernel(spec, step)
@@ -267,6 +271,8 @@ class _Run:
 
 def _check_reads(made: _Object, step: Step) -> None:
     """Refuse an object that depends on a file of the library that its identity does not cover."""
+    if not made.depfile.is_file():
+        raise BuildError(f"{step.title}: the compiler did not list the files that it read", command=step.shell)
     read = re.split(r"(?<!\\)\s+", made.depfile.read_text(errors="replace").partition(": ")[2].replace("\\\n", " "))
     for name in filter(None, read):
         path = library.relative(Path(made.root), name.replace("\\ ", " "))

@@ -22,7 +22,6 @@ from kartifacts.build.compile import Progress, compile_specs
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.toolchains import Toolchain, find
 from kartifacts.config import Settings
-from kartifacts.errors import StoreError
 from kartifacts.model.spec import Spec
 
 log = logging.getLogger(__name__)
@@ -81,10 +80,9 @@ def explain_key(spec: Spec, settings: Settings) -> dict[str, Any]:
 def _locked(path: Path, title: str, heartbeat: float) -> Iterator[None]:
     """Hold the lock at `path`; where locks do not work, go on without, after one warning."""
     try:
-        with workspace.storage_errors(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except (OSError, StoreError) as error:
+        workspace.make_folder(path.parent)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    except OSError as error:
         _warn_unlocked(path, error)
         yield
         return
@@ -92,6 +90,8 @@ def _locked(path: Path, title: str, heartbeat: float) -> Iterator[None]:
         _wait(handle, path, title, heartbeat)
         yield
     finally:
+        with contextlib.suppress(OSError):  # a child forked meanwhile has the lock too, and closing would not end it
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kartifacts.build.workspace import check_owner, storage_errors, sync
+from kartifacts.build.workspace import check_owner, make_folder, storage_errors, sync
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
@@ -151,9 +151,11 @@ def keep(staged: Path, workspace: Path, spec: Spec, record: Record) -> BuiltKern
     home = folder(workspace, spec)
     with storage_errors(workspace):
         (staged / RECORD).write_bytes(canonical_json(msgspec.to_builtins(record)))
+        (staged / FILE).chmod(0o444)
+        staged.chmod(staged.stat().st_mode & ~0o002)
         for path in (staged / FILE, staged / RECORD, staged):
             sync(path)
-        home.mkdir(parents=True, exist_ok=True)
+        make_folder(home)
         return read(_settle(staged, home / record.key, spec), spec)
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kartifacts.build.toolchains.probe import environment
-from kartifacts.build.workspace import replace_file, storage_errors
+from kartifacts.build.workspace import make_folder, replace_file, storage_errors
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError, NoCompiler, Refusal
+from kartifacts.errors import BuildError, NoCompiler, Refusal, StoreError
 
 _ENDED = "@ended@ "  # begins the line that ninja prints when a step has ended, one way or the other
 _DONE = "@done@ "  # begins the line that a step prints when it has succeeded
@@ -74,7 +74,7 @@ def run(
     """
     program = find(settings)
     with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         (folder / "build.ninja").write_text(script(steps, folder))
     environ = {**environment(settings), "NINJA_STATUS": _ENDED}
     command = [str(program), "-j", str(jobs)]
@@ -201,8 +201,8 @@ class _Follower:
 # -- what went wrong ---------------------------------------------------------------------------------------------------
 
 _KILLED = re.compile(r"\bKilled\b|died due to signal 9|signal 9\b|terminated by signal 9")
-_NO_HEADER = re.compile(
-    r"(?:fatal error|error)\b.*?(?P<name>[^\s:'\"]+): No such file|open source file \"(?P<edg>[^\"]+)\""
+_NO_HEADER = re.compile(  # of gcc, clang and nvcc
+    r"error: ([^\s:'\"]+): No such file|error: '([^']+)' file not found|open source file \"([^\"]+)\""
 )
 _NO_LIBRARY = re.compile(r"(?:cannot find|unable to find library) -l(?P<name>\S+?)(?::|$)", re.MULTILINE)
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -214,8 +214,11 @@ _SUMMARY = re.compile(r"ninja: |\d+ errors? (?:detected|generated)|collect2: ")
 
 def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
     """The error for a step that failed: the compiler's first real complaint, with the command and the full log."""
-    log = logs / f"{step.name}.log"
-    replace_file(log, f"$ {step.shell}\n{text}\nexit status {status}\n".encode())
+    log = str(logs / f"{step.name}.log")
+    try:
+        replace_file(Path(log), f"$ {step.shell}\n{text}\nexit status {status}\n".encode())
+    except StoreError as error:  # what the compiler says matters more
+        log = f"not written: {error.message}"
     first = _first_error(text)
     kind: type[BuildError] = BuildError
     if status in (137, -9) or _KILLED.search(text):
@@ -228,8 +231,7 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
             "make room, or set KARTIFACTS_WORKSPACE and TMPDIR",
         )
     elif match := _NO_HEADER.search(text):
-        name = match["name"] or match["edg"]
-        message = f"{step.title} needs the header {name!r}, which is not there: {first}"
+        message = f"{step.title} needs the header {match[match.lastindex or 0]!r}, which is not there: {first}"
         hint = f"headers of a library lie beside its sources or in its include/; full log: {log}"
     elif match := _NO_LIBRARY.search(text):
         message = f"{step.title} needs the library {match['name']!r}, which the linker does not find: {first}"
@@ -237,7 +239,7 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
     else:
         message = f"{step.title} failed: {first or f'exit status {status}, without a message'}"
         hint = f"full log: {log}"
-    return kind(message, command=step.shell, log=str(log), exit_status=status, hint=hint)
+    return kind(message, command=step.shell, log=log, exit_status=status, hint=hint)
 
 
 def _first_error(text: str) -> str:

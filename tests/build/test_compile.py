@@ -168,7 +168,12 @@ def test_an_object_that_was_cut_short_is_made_again(watched: Settings, make_spec
 
 BAD = {
     "header": ("echo 'a.cpp:3:10: fatal error: x.h: No such file or directory'; exit 1", "needs the header 'x.h'"),
+    "clang header": ("echo \"a.cpp:3:10: fatal error: 'z.h' file not found\"; exit 1", "needs the header 'z.h'"),
     "nvcc header": ("echo 'a.cu(1): error: could not open source file \"y.h\"'; exit 2", "needs the header 'y.h'"),
+    "no assembler": (
+        "echo \"g++: fatal error: cannot execute 'as': execvp: No such file or directory\"; exit 1",
+        "failed: g++: fatal error: cannot execute 'as'",
+    ),
     "killed": ("exit 137", "was killed (exit status 137)"),
     "really killed": ("kill -9 $$", "was killed"),
     "killed below": ("echo 'g++: fatal error: Killed signal terminated program cc1plus'; exit 1", "was killed"),
@@ -181,6 +186,10 @@ BAD = {
     "after writing": ("echo junk > $out; exit 1", "exit status 1"),
     "no file": ("exit 0", "made no file, or an empty one"),
     "empty": (": > $out; exit 0", "made no file, or an empty one"),
+    "no list": (
+        'set -- $(echo " $* " | sed "s/-MMD -MF [^ ]* / /"); exec g++ "$@"',
+        "did not list the files that it read",
+    ),
     "folder": ("mkdir $out; exit 0", "made no file, or an empty one"),
 }
 
@@ -353,6 +362,13 @@ def test_a_workspace_that_cannot_be_trusted_or_written_is_refused(
         place = link
     with pytest.raises(StoreError, match="workspace"):
         compile_specs([make_spec()], make_settings(KARTIFACTS_WORKSPACE=str(place)))
+
+
+def test_a_compiler_named_by_its_path_needs_no_path(make_settings: MakeSettings, make_spec: MakeSpec) -> None:
+    real = shutil.which("g++")
+    assert real is not None
+    settings = make_settings(KARTIFACTS_CXX=real, PATH="")
+    assert answer_of(compile_specs([make_spec()], settings).kernels[0].path) == 7
 
 
 def test_without_ninja_the_error_names_it(

@@ -304,6 +304,7 @@ def test_a_damaged_build_is_made_again_and_who_uses_the_old_file_keeps_it(
     content = first.path.read_bytes()
     record = first.path.with_name(kept.RECORD)
     with first.path.open("rb") as used:
+        first.path.chmod(0o644)
         if damage == "flipped":
             first.path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         elif damage == "cut":
@@ -336,6 +337,21 @@ def test_a_build_in_a_workspace_that_others_may_write_is_not_run(settings: Setti
             find_built(make_spec(), settings)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a directory to another user")
+def test_a_workspace_below_what_another_user_made_in_a_shared_place_is_refused(
+    make_settings: MakeSettings, make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "kartifacts-0").mkdir(parents=True)
+    shared.chmod(0o1777)
+    settings = make_settings(KARTIFACTS_WORKSPACE=str(shared / "kartifacts-0" / "workspace"))
+    build_one(make_spec(), settings)
+    os.chown(shared / "kartifacts-0", 12345, 12345)
+    for ask in (find_built, build_one):
+        with pytest.raises(StoreError, match=r"kartifacts-0', used as workspace, belongs to user 12345"):
+            ask(make_spec(), settings)
+
+
 def test_a_full_disk_is_a_typed_error_and_leaves_what_was_there(
     settings: Settings, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +375,8 @@ def test_published_folders_are_as_open_as_the_umask_says(settings: Settings, mak
         built = build_one(make_spec(), settings)
     finally:
         os.umask(old)
-    for path in (built.path, built.path.parent, built.path.parent.parent):
+    assert built.path.stat().st_mode & 0o777 == 0o444
+    for path in (built.path.parent, built.path.parent.parent):
         assert path.stat().st_mode & 0o777 == 0o755
 
 
@@ -402,3 +419,33 @@ def test_errors_carry_the_command_and_the_log(watched: Settings, make_spec: Make
         build_one(make_spec(), watched)
     assert str(compiler.path) in caught.value.command
     assert "error: no" in Path(caught.value.log).read_text()
+
+
+def test_a_child_forked_during_a_build_does_not_keep_the_lock(settings: Settings, make_spec: MakeSpec) -> None:
+    spec = make_spec()
+    over = FORK.Event()
+    children: list[Any] = []
+
+    def fork(done: int, total: int, title: str) -> None:
+        if not children:
+            children.append(FORK.Process(target=over.wait))
+            children[0].start()
+
+    built = build_one(spec, settings, progress=fork)
+    with (settings.workspace / "locks" / built.key).open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    over.set()
+    children[0].join()
+
+
+def test_nobody_else_may_write_what_was_built_whatever_the_umask(settings: Settings, make_spec: MakeSpec) -> None:
+    old = os.umask(0)
+    try:
+        built = build_one(make_spec(), settings)
+    finally:
+        os.umask(old)
+    for path in (built.path, *built.path.parents):
+        if path == settings.workspace.parent:
+            break
+        assert not path.stat().st_mode & 0o002, path
+    assert built.path.stat().st_mode & 0o777 == 0o444

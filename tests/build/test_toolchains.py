@@ -156,7 +156,7 @@ def test_what_silently_changes_the_output_does_not_reach_a_compiler(
     monkeypatch.setenv("KEPT", "y")
     env = probe.environment(make_settings(PATH="/some/path"))
     assert "x" not in env.values()
-    assert (env["LC_ALL"], env["KEPT"], env["PATH"]) == ("C", "y", "/some/path")
+    assert (env["LC_ALL"], env["KEPT"], env["PATH"].split(":")[0]) == ("C", "y", "/some/path")
 
 
 def test_a_cpu_of_another_kind_is_refused_before_anything_is_compiled(

@@ -105,13 +105,19 @@ def _examine(settings: Settings, path: Path) -> tuple[probe.Facts, list[Path]]:
     # A compiler calls itself by the name it was started by.
     version = banner if banner.startswith(("clang", "Apple", "Debian clang", "Ubuntu clang")) else _without_name(banner)
     machine = probe.ask(settings, path, "-dumpmachine").strip()
-    parts = []
-    for part in ("cc1plus", "ld"):
-        named = probe.ask(settings, path, f"-print-prog-name={part}").strip()
-        place = shutil.which(named, path=settings.search_path)
-        parts += [Path(place)] if place else []
-    linker = probe.ask(settings, parts[-1], "--version").partition("\n")[0] if parts else "unknown"
-    return {"version": version, "machine": machine, "linker": linker.strip()}, parts
+    parts = {name: _part(settings, path, name) for name in ("cc1plus", "ld")}
+    linker = "unknown"
+    if parts["ld"] is not None:
+        linker = probe.ask(settings, parts["ld"], "--version").partition("\n")[0].strip()
+    facts = {"version": version, "machine": machine, "linker": linker}
+    return facts, [part for part in parts.values() if part is not None]
+
+
+def _part(settings: Settings, path: Path, name: str) -> Path | None:
+    """The program that the compiler at `path` uses as `name`; None if it has it built in."""
+    said = probe.ask(settings, path, f"-print-prog-name={name}").strip()
+    found = shutil.which(said, path=probe.tools_path(settings))
+    return None if found is None else Path(found)
 
 
 def _without_name(banner: str) -> str:

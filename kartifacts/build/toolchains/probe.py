@@ -34,7 +34,12 @@ class Silent(Exception):
 def environment(settings: Settings) -> dict[str, str]:
     """The environment of every compiler: the user's, without what silently changes the output."""
     env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
-    return {**env, "PATH": settings.search_path, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+    return {**env, "PATH": tools_path(settings), "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+
+
+def tools_path(settings: Settings) -> str:
+    """Where a compiler looks for its assembler and linker, also when it was named by a path and PATH is empty."""
+    return os.pathsep.join(filter(None, (settings.search_path, os.defpath)))
 
 
 def ask(settings: Settings, *command: str | Path) -> str:
