@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,8 +151,16 @@ def _inspect(data: memoryview) -> Inspection:
         has_rpath=host.has_rpath,
         archs=tuple(sorted(archs, key=lambda arch: (arch.major, arch.minor, arch.suffix, arch.ptx))),
         sections=sizes,
-        frames={name: size for image in images for name, size in sorted(image.frames.items())},
+        frames=_largest(image.frames for image in images),
     )
+
+
+def _largest(frames: Iterable[dict[str, int]]) -> dict[str, int]:
+    largest: dict[str, int] = {}
+    for found in frames:
+        for name, size in found.items():
+            largest[name] = max(size, largest.get(name, 0))
+    return dict(sorted(largest.items()))
 
 
 def _header(data: memoryview) -> tuple[int, int]:
@@ -276,11 +284,11 @@ def _version(name: str) -> tuple[str, tuple[int, ...]]:
 
 def _driver(images: list[_Image]) -> dict[str, str]:
     """The driver that will do: code of CUDA 13.x runs with every driver from 13.0 on, PTX needs the same minor too."""
-    code = [image.cuda[0] for image in images if image.cuda and not image.arch.ptx]
-    if code:
-        return {"driver": f"{max(code)}.0"}
-    ptx = [image.cuda for image in images if image.cuda]
-    return {"driver": "{}.{}".format(*max(ptx))} if ptx else {}
+    versions = [image.cuda for image in images if image.cuda]
+    if not versions:
+        return {}
+    major, minor = max(versions)
+    return {"driver": f"{major}.{minor if all(image.arch.ptx for image in images) else 0}"}
 
 
 def _arch(sm: int, suffix: Suffix, *, ptx: bool = False) -> Arch:
@@ -295,14 +303,14 @@ def _cubin(data: memoryview) -> _Image:
     sections = _sections(data)
     by_name = {section.name: section.data for section in sections}
     suffix: Suffix = ""
-    target = re.search(rb"-arch[ =]sm_(\d+)([af]?)\b", bytes(by_name.get(".note.nv.tkinfo", b"")))
+    tools = bytes(by_name.get(".note.nv.tkinfo", b""))
+    target = re.search(rb"-arch[ =]sm_(\d+)([af]?)\b", tools)
     if target and int(target[1]) == sm:
         suffix = _SUFFIXES[target[2]]
     elif bytes(by_name.get(".nv.compat", b""))[:3] == b"\x02\x09\x01":
         suffix = "a"
-    info = by_name.get(".note.nv.cuinfo", data[:0])
-    # Note header (12 bytes), "NVIDIA Corp\0", then: layout, virtual arch, ten times the version of CUDA.
-    cuda = divmod(_unpack("H", info, 28)[0], 10) if len(info) >= 30 else None
+    release = re.search(rb"release (\d{1,3})\.(\d{1,3}),", tools)
+    cuda = (int(release[1]), int(release[2])) if release else None
     return _Image(_arch(sm, suffix), cuda, _frames(sections))
 
 
@@ -322,8 +330,9 @@ def _frames(sections: list[_Section]) -> dict[str, int]:
             continue
         if attribute == 0x11 and size == 8:
             symbol, frame = _unpack("II", info, offset)
-            if frame:
-                frames[_text(strings, _unpack("I", symbols.data, 24 * symbol)[0])] = frame
+            name = _text(strings, _unpack("I", symbols.data, 24 * symbol)[0])
+            if frame and not name.startswith("$"):  # a helper that the compiler made
+                frames[name] = frame
         offset += size
     return frames
 

@@ -118,6 +118,14 @@ def test_an_image_that_fatbinary_compressed_by_lz4_still_tells_its_suffix(nvcc: 
 
 
 @pytest.mark.nvcc
+def test_ptx_beside_code_does_not_raise_the_driver_that_is_needed(nvcc: Compile) -> None:
+    options = ("-shared", "-Xcompiler", "-fPIC", "-Xfatbin", "-compress-all")
+    found = inspect(nvcc(KERNEL + LAUNCHER, *options, *images("9.0", "9.0+PTX")))
+    assert found.archs == (parse_arch("9.0"), parse_arch("9.0+PTX"))
+    assert found.needs["driver"].endswith(".0")
+
+
+@pytest.mark.nvcc
 def test_ptx_alone_is_not_reported_as_code_and_needs_the_driver_of_its_version(nvcc: Compile) -> None:
     made = nvcc(KERNEL + LAUNCHER, "-shared", "-Xcompiler", "-fPIC", *images("8.0+PTX"))
     found = inspect(made)
