@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PIECE = 1 << 20
+PIECE = 256 << 10
 MAX_REDIRECTS = 5
 MIN_RATE = 4096  # bytes a second; a mirror that is slower over a whole read timeout is given up
 PATIENCE = 60.0  # seconds that one read waits in all because a mirror asked for it

@@ -15,7 +15,7 @@ from pathlib import Path
 from kartifacts.errors import StoreError, VerificationError
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.store import locking, upkeep
-from kartifacts.store.faults import READ_ONLY, free_bytes, store_error, storing
+from kartifacts.store.faults import free_bytes, store_error, storing
 from kartifacts.store.trust import check_trusted
 from kartifacts.store.writing import Spool, Writer, unfit
 
@@ -176,10 +176,9 @@ class Store:
     def _lock_directory(self) -> Path | None:
         try:
             self._make(self._base / "locks")
-        except StoreError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in READ_ONLY:
-                return None
-            raise
+        except StoreError as error:  # whoever has to write here will say so
+            log.debug("no locks: %s", error.message)
+            return None
         return self._base / "locks"
 
     # -- upkeep ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from kartifacts.testing.faults import Answer, Fault
 
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -170,6 +172,13 @@ class _Server(ThreadingHTTPServer):
         with self._guard:
             self._open.discard(connection)
 
+    def shutdown_request(self, request: Any) -> None:
+        # The usual farewell would come before the reset that `SO_LINGER` makes of closing.
+        if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == _RESET_ON_CLOSE:
+            self.close_request(request)
+        else:
+            super().shutdown_request(request)
+
     def server_close(self) -> None:
         super().server_close()
         with self._guard:
@@ -233,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
         if in_chunks:
             self.wfile.write(b"0\r\n\r\n")
         if answer.after == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
         """Tests read `Mirror.requests` instead."""

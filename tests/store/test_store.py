@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -294,7 +295,7 @@ def test_a_file_system_without_nameless_files_or_hard_links_will_do(
             raise OSError(errno.EOPNOTSUPP, "not supported")
         return real_open(path, flags, *rest, **named)
 
-    def without_links(*arguments: str, **named: int) -> None:
+    def without_links(*arguments: Any, **named: Any) -> None:
         if not links:
             raise PermissionError(errno.EPERM, "not permitted")
         real_link(*arguments, **named)
