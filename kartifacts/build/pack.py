@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import tempfile
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
-from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.build.blocks import Frame, PackInput, compressed, grouped, plan
+from kartifacts.errors import ConfigError, StoreError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import Digest
-from kartifacts.model.layout import check_name, check_path
+from kartifacts.model.layout import check_name
 from kartifacts.model.manifest import (
     ARTIFACT_BUNDLE,
-    MAX_BLOCK_RAW,
     MAX_TABLE,
     MAX_TABLE_RAW,
     MEDIA_MANIFEST,
@@ -40,51 +35,16 @@ from kartifacts.model.manifest import (
     encode,
 )
 
-BLOCK_BYTES = 8 << 20  # raw; on 1.9 GB of real cubins 4 MiB costs a quarter more, 16 MiB an eighth less
+__all__ = ["PackInput", "Progress", "pack_bundle"]
+
+BLOCK_BYTES = 8 << 20  # raw; on 1.9 GB of real cubins 4 MiB costs a quarter more, 16 MiB a sixth less
 PACK_BYTES = 64 << 20
-LEVEL = 9  # three times the time of 3 and an eighth smaller; 19 takes forty times longer again
-_WINDOW_LOG = 27  # readers accept no more
-_IN_FLIGHT = 64 << 20  # raw bytes handed to threads at once; a larger block goes alone
+LEVEL = 9  # four times the time of 3 and a sixth smaller; 19 takes forty times longer again
 _PIECE = 1 << 20
 _MAX_JOBS = 4
 
 Progress = Callable[[int, int], None]
 """Told the bytes done and the bytes in all, both before compression."""
-
-
-@dataclass(frozen=True)
-class PackInput:
-    """One file to publish, and what its entry in the kernel table says."""
-
-    uri: str
-    path: Path
-    suffix: str = ""
-    key: str = ""
-    op_digest: str = ""
-    exports: Sequence[str] = ()
-    needs: Mapping[str, str] = field(default_factory=dict)
-    sha256: str = ""  # what the content must be, if the caller knows
-
-
-@dataclass(frozen=True)
-class _Planned:
-    entry: PackInput
-    status: os.stat_result
-
-    @property
-    def size(self) -> int:
-        return self.status.st_size
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """One compressed block, not yet in a pack."""
-
-    content: IO[bytes]
-    length: int
-    sha256: Digest
-    size: int
-    kernels: list[tuple[PackInput, int, Digest]]  # with size and digest
 
 
 def pack_bundle(
@@ -126,12 +86,12 @@ def pack_bundle(
     check_name(abi, "ABI")
     if arch != "any" and str(parse_arch(arch)) != arch:
         raise ConfigError(f"bad arch {arch!r}: the canonical spelling is {str(parse_arch(arch))!r}")
-    planned = _planned(entries)
+    planned = plan(entries)
     total = sum(kernel.size for kernel in planned)
     with _writing(out):
         blobs = out / "blobs" / "sha256"
         blobs.mkdir(parents=True, exist_ok=True)
-        frames = _compressed(_grouped(planned, block_bytes), level, jobs or _default_jobs(), out)
+        frames = compressed(grouped(planned, block_bytes), level, jobs or _default_jobs(), out)
         packs, blocks, kernels = _packed(frames, blobs, pack_bytes, total, progress)
         table = Table(
             version=1,
@@ -146,130 +106,8 @@ def pack_bundle(
         return _described(table, packs, total, blobs)
 
 
-def _planned(entries: Iterable[PackInput]) -> list[_Planned]:
-    """The entries sorted by uri, with the size and identity that each file has now."""
-    planned: list[_Planned] = []
-    for entry in sorted(entries, key=lambda entry: entry.uri):
-        check_path(entry.uri.partition("?")[0], what="a uri")
-        if planned and planned[-1].entry.uri == entry.uri:
-            raise ConfigError(
-                f"two files want the name {entry.uri!r}: {str(planned[-1].entry.path)!r} and {str(entry.path)!r}"
-            )
-        try:
-            status = os.stat(entry.path)
-        except OSError as error:
-            raise _unreadable(entry.path, error) from error
-        if not stat.S_ISREG(status.st_mode):
-            raise StoreError(f"{str(entry.path)!r} is not a regular file")
-        if status.st_size > MAX_BLOCK_RAW:
-            raise ConfigError(f"{str(entry.path)!r} has {status.st_size} bytes; at most {MAX_BLOCK_RAW} are published")
-        planned.append(_Planned(entry, status))
-    if not planned:
-        raise ConfigError("a bundle needs at least one kernel, got none")
-    return planned
-
-
-def _grouped(planned: Iterable[_Planned], block_bytes: int) -> Iterator[list[_Planned]]:
-    block: list[_Planned] = []
-    size = 0
-    for kernel in planned:
-        if block and size + kernel.size > block_bytes:
-            yield block
-            block, size = [], 0
-        block.append(kernel)
-        size += kernel.size
-    yield block
-
-
 def _default_jobs() -> int:
     return min(_MAX_JOBS, len(os.sched_getaffinity(0)))
-
-
-# -- blocks ------------------------------------------------------------------------------------------------------------
-
-
-def _compressed(
-    blocks: Iterable[list[_Planned]], level: int, jobs: int, scratch: Path
-) -> Generator[_Frame, None, None]:
-    """Compress in threads, hand over in order; memory is bounded by what is in flight."""
-    waiting: deque[tuple[int, Future[_Frame]]] = deque()
-    with ThreadPoolExecutor(jobs, thread_name_prefix="pack") as pool:
-        try:
-            for block in blocks:
-                size = sum(kernel.size for kernel in block)
-                while waiting and sum(size for size, _ in waiting) + size > _IN_FLIGHT:
-                    yield waiting.popleft()[1].result()
-                waiting.append((size, pool.submit(_compress, block, size, level, scratch)))
-            while waiting:
-                yield waiting.popleft()[1].result()
-        finally:
-            for _, future in waiting:
-                if not future.cancel() and future.exception() is None:
-                    future.result().content.close()
-
-
-def _compress(block: list[_Planned], size: int, level: int, scratch: Path) -> _Frame:
-    import zstandard
-
-    # The window covers the whole block where readers allow it; zstd's own choice would be 2 to 8 MiB.
-    window = min(_WINDOW_LOG, max(10, size.bit_length()))
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        level, source_size=max(size, 1), window_log=window, write_content_size=True, write_checksum=False
-    )
-    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=size)
-    content = tempfile.SpooledTemporaryFile(16 << 20, dir=str(scratch))  # noqa: SIM115  closed by whoever packs it
-    try:
-        hashed = hashlib.sha256()
-
-        def emit(piece: bytes) -> None:
-            content.write(piece)
-            hashed.update(piece)
-
-        kernels = []
-        for kernel in block:
-            digest = _read(kernel, lambda piece: emit(stream.compress(piece)))
-            kernels.append((kernel.entry, kernel.size, digest))
-        emit(stream.flush())
-        length = content.tell()
-        content.seek(0)
-        return _Frame(content, length, Digest(hashed.hexdigest()), size, kernels)
-    except BaseException:
-        content.close()
-        raise
-
-
-def _read(kernel: _Planned, consume: Callable[[bytes], None]) -> Digest:
-    """Pass the content on, and make sure that it is the one that was planned."""
-    path, hashed, read = kernel.entry.path, hashlib.sha256(), 0
-    try:
-        with open(path, "rb") as file:
-            while read <= kernel.size and (piece := file.read(_PIECE)):
-                hashed.update(piece)
-                read += len(piece)
-                if read <= kernel.size:
-                    consume(piece)
-            now = os.fstat(file.fileno())
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if read != kernel.size or _version(now) != _version(kernel.status):
-        raise VerificationError(
-            f"{str(path)!r} changed while it was packed",
-            source=str(path),
-            hint="pack again once nothing writes to it any more",
-        )
-    digest = Digest(hashed.hexdigest())
-    if kernel.entry.sha256 and kernel.entry.sha256 != digest:
-        raise VerificationError(
-            f"{str(path)!r} is not what was promised: expected sha256 {kernel.entry.sha256}, got {digest}",
-            source=str(path),
-            expected=kernel.entry.sha256,
-            actual=digest,
-        )
-    return digest
-
-
-def _version(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # -- packs, table, manifest --------------------------------------------------------------------------------------------
@@ -312,7 +150,7 @@ class _Blob:
 
 
 def _packed(
-    frames: Generator[_Frame, None, None], blobs: Path, pack_bytes: int, total: int, progress: Progress | None
+    frames: Generator[Frame, None, None], blobs: Path, pack_bytes: int, total: int, progress: Progress | None
 ) -> tuple[list[Descriptor], list[Block], list[KernelEntry]]:
     """Put the frames one after the other into packs, and note where each kernel lies."""
     packs: list[Descriptor] = []
@@ -340,7 +178,7 @@ def _packed(
     return packs, blocks, kernels
 
 
-def _entries(frame: _Frame, block: int) -> Iterator[KernelEntry]:
+def _entries(frame: Frame, block: int) -> Iterator[KernelEntry]:
     offset = 0
     for entry, size, digest in frame.kernels:
         yield KernelEntry(
@@ -399,10 +237,6 @@ def _write(
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
-
-
-def _unreadable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot read {str(path)!r}: {error.strerror or error}")
 
 
 @contextmanager
