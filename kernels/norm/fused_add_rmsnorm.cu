@@ -7,6 +7,7 @@ namespace {
 using kart::Scalar;
 
 struct Row {
+  static constexpr int kVecs = 2;
   static constexpr bool kCentred = false;
   Scalar* x;
   Scalar* residual;
@@ -17,23 +18,22 @@ struct Row {
         residual(kart::row(args.residual, r)),
         weight(static_cast<const Scalar*>(args.weight)) {}
 
-  // The sum is normalised as it is in float, not as it is once rounded into the residual.
+  // The sum is held as it is in float, not as it is once rounded into the residual.
   template <int kCount>
-  __device__ void read(int64_t i, float (&values)[kCount]) const {
-    float added[kCount];
-    kart::load(residual + i, values);
-    kart::load(x + i, added);
+  __device__ kart::Floats<kCount> read(int64_t i) const {
+    auto total = kart::widen(kart::load<kCount>(residual + i));
+    const auto added = kart::widen(kart::load<kCount>(x + i));
 #pragma unroll
-    for (int item = 0; item < kCount; ++item) values[item] += added[item];
+    for (int item = 0; item < kCount; ++item) total.items[item] += added.items[item];
+    return total;
   }
 
   template <int kCount>
-  __device__ void write(int64_t i, const float (&values)[kCount], float (&normalised)[kCount]) const {
-    float scale[kCount];
-    kart::load(weight + i, scale);
+  __device__ void write(int64_t i, const kart::Floats<kCount>& total, kart::Floats<kCount> normalised) const {
+    const auto scale = kart::widen(kart::load<kCount>(weight + i));
 #pragma unroll
-    for (int item = 0; item < kCount; ++item) normalised[item] *= scale[item];
-    kart::store(residual + i, values);
+    for (int item = 0; item < kCount; ++item) normalised.items[item] *= scale.items[item];
+    kart::store(residual + i, total);
     kart::store(x + i, normalised);
   }
 };

@@ -7,6 +7,7 @@ namespace {
 using kart::Scalar;
 
 struct Row {
+  static constexpr int kVecs = 4;
   static constexpr bool kCentred = true;
   const Scalar* x;
   const Scalar* weight;
@@ -20,17 +21,18 @@ struct Row {
         out(kart::row(args.out, r)) {}
 
   template <int kCount>
-  __device__ void read(int64_t i, float (&values)[kCount]) const {
-    kart::load(x + i, values);
+  __device__ kart::Vec<kCount> read(int64_t i) const {
+    return kart::load<kCount>(x + i);
   }
 
   template <int kCount>
-  __device__ void write(int64_t i, const float (&)[kCount], float (&normalised)[kCount]) const {
-    float scale[kCount], shift[kCount];
-    kart::load(weight + i, scale);
-    kart::load(bias + i, shift);
+  __device__ void write(int64_t i, const kart::Vec<kCount>&, kart::Floats<kCount> normalised) const {
+    const auto scale = kart::widen(kart::load<kCount>(weight + i));
+    const auto shift = kart::widen(kart::load<kCount>(bias + i));
 #pragma unroll
-    for (int item = 0; item < kCount; ++item) normalised[item] = normalised[item] * scale[item] + shift[item];
+    for (int item = 0; item < kCount; ++item) {
+      normalised.items[item] = normalised.items[item] * scale.items[item] + shift.items[item];
+    }
     kart::store(out + i, normalised);
   }
 };

@@ -7,6 +7,7 @@ namespace {
 using kart::Scalar;
 
 struct Row {
+  static constexpr int kVecs = 4;
   static constexpr bool kCentred = false;
   const Scalar* x;
   const Scalar* weight;
@@ -16,16 +17,15 @@ struct Row {
       : x(kart::row(args.x, r)), weight(static_cast<const Scalar*>(args.weight)), out(kart::row(args.out, r)) {}
 
   template <int kCount>
-  __device__ void read(int64_t i, float (&values)[kCount]) const {
-    kart::load(x + i, values);
+  __device__ kart::Vec<kCount> read(int64_t i) const {
+    return kart::load<kCount>(x + i);
   }
 
   template <int kCount>
-  __device__ void write(int64_t i, const float (&)[kCount], float (&normalised)[kCount]) const {
-    float scale[kCount];
-    kart::load(weight + i, scale);
+  __device__ void write(int64_t i, const kart::Vec<kCount>&, kart::Floats<kCount> normalised) const {
+    const auto scale = kart::widen(kart::load<kCount>(weight + i));
 #pragma unroll
-    for (int item = 0; item < kCount; ++item) normalised[item] *= scale[item];
+    for (int item = 0; item < kCount; ++item) normalised.items[item] *= scale.items[item];
     kart::store(out + i, normalised);
   }
 };

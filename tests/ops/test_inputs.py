@@ -278,8 +278,6 @@ def test_tensors_of_two_devices_are_refused(torch: Any) -> None:
     x, weight = torch.ones(4, 64, device="cuda"), torch.ones(64)
     with pytest.raises(InputError, match=r"^rmsnorm: weight must be on cuda:0 as x is, got cpu$"):
         ops.rmsnorm(x, weight)
-    with pytest.raises(InputError, match=r"^rmsnorm: weight must be on cpu as x is, got cuda:0$"):
-        ops.rmsnorm(x.cpu(), weight.cuda())
 
 
 @pytest.mark.torch

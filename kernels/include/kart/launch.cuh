@@ -14,18 +14,18 @@ inline dim3 block_for(int64_t threads_per_row) {
   return dim3(x, kBlock / x);
 }
 
-template <class Args>
-cudaError_t launch(void (*kernel)(Args), int64_t blocks, dim3 block, const Args& args, void* stream) {
+template <class... Args>
+cudaError_t launch(void (*kernel)(Args...), int64_t blocks, dim3 block, int device, void* stream, Args... args) {
   int current = 0;
   cudaError_t error = cudaGetDevice(&current);
   if (error != cudaSuccess) return error;
-  const bool elsewhere = current != args.device;
-  if (elsewhere && (error = cudaSetDevice(args.device)) != cudaSuccess) return error;
+  const bool elsewhere = current != device;
+  if (elsewhere && (error = cudaSetDevice(device)) != cudaSuccess) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = block;
   config.stream = static_cast<cudaStream_t>(stream);
-  error = blocks > INT32_MAX ? cudaErrorInvalidConfiguration : cudaLaunchKernelEx(&config, kernel, args);
+  error = blocks > INT32_MAX ? cudaErrorInvalidConfiguration : cudaLaunchKernelEx(&config, kernel, args...);
   if (elsewhere) cudaSetDevice(current);
   return error;
 }
