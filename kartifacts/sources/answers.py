@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit, urlunsplit
 
 from kartifacts.errors import SourceError, VerificationError
@@ -55,6 +54,8 @@ def asked_pause(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d{1,9}", text):
         return float(text)
     if text:
+        from email.utils import parsedate_to_datetime
+
         try:
             return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
         except (ValueError, OverflowError):

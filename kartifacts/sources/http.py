@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import logging
 import os
 import random
 import re
-import ssl
 import threading
 import time
 import zlib
@@ -130,6 +128,8 @@ class HttpSource:
 
 
 def _new_session() -> requests.Session:
+    import ssl
+
     import requests
 
     session = requests.Session()
@@ -195,6 +195,8 @@ def _connection_fault(error: Exception, url: str) -> SourceError:
 
 def _innermost(error: BaseException) -> str:
     """The shortest true reason of a chain of wrapped exceptions, without the addresses that they print."""
+    import http.client
+
     reason: BaseException | None = error
     text = ""
     for _ in range(10):

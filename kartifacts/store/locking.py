@@ -6,7 +6,6 @@ import errno
 import fcntl
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,7 +153,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 def _sign(descriptor: int) -> None:
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
     except OSError:
         log.debug("cannot write the holder's name into a lock file", exc_info=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -144,7 +143,7 @@ class Store:
         """Move an entry away and say where to.  A process that has it mapped keeps it."""
         directory = self._base / "quarantine"
         self._make(directory)
-        away = directory / f"{path.name}.{secrets.token_hex(4)}"
+        away = directory / f"{path.name}.{os.urandom(4).hex()}"
         with storing("move away", path):
             try:
                 os.rename(path, away)

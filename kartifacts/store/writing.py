@@ -6,9 +6,7 @@ import errno
 import hashlib
 import logging
 import os
-import secrets
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -47,6 +45,8 @@ class Spool:
     """Bytes on their way in, on the store's file system and under no name."""
 
     def __init__(self, directory: Path, need: int) -> None:
+        import tempfile  # is needed for large blocks only, and imports much
+
         self._directory = directory
         self._need = need
         with storing("write into", directory, need=need):
@@ -125,7 +125,7 @@ class Writer:
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
-        self._name = str(self.path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
+        self._name = str(self.path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}")
         return os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _linked(self) -> bool:
