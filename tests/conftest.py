@@ -6,10 +6,11 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,10 +18,17 @@ from unittest import mock
 import pytest
 
 from kartifacts import Registry, config
+from kartifacts.build.blocks import PackInput
+from kartifacts.build.library import discover
+from kartifacts.build.pack import pack_bundle
 from kartifacts.cli import flows, main
 from kartifacts.config import Settings
-from kartifacts.model.arch import Arch, parse_archs
+from kartifacts.model.arch import Arch, parse_arch, parse_archs
 from kartifacts.model.manifest import Lock, decode_lock
+from kartifacts.model.spec import FFI_ABI
+from kartifacts.publish.lockfile import add_pins
+from kartifacts.publish.release import make_release as publish_release
+from kartifacts.publish.repository import Repository
 from kartifacts.runtime import host
 
 CPU_ARCHS = "cpu:x86-64 cpu:x86-64-v3" if os.uname().machine == "x86_64" else "cpu:aarch64"
@@ -170,6 +178,150 @@ class Machine:
     def _run(self, command: Sequence[str], settings: dict[str, Any]) -> Answer:
         done = subprocess.run(command, env=self.environ(settings), capture_output=True, text=True, check=False)
         return Answer(done.returncode, done.stdout, done.stderr)
+
+
+# -- a library of one small op, a compiler that counts, and releases of whatever bytes ---------------------------------
+
+_TINY = {
+    "demo/op.toml": """
+schema = 1
+family = "demo"
+
+[[op]]
+name = "answer"
+summary = "Gives a number that depends on its size."
+exports = ["answer"]
+axes.size = ["1", "1000"]
+
+[op.device.cpu]
+toolchain = "cxx"
+sources = ["answer_cpu.cpp"]
+defines.size = { 1 = "KART_SIZE=1", 1000 = "KART_SIZE=1000" }
+
+[op.device.cuda]
+toolchain = "nvcc"
+sources = ["answer_cpu.cpp"]
+min_arch = "7.5"
+defines.size = { 1 = "KART_SIZE=1", 1000 = "KART_SIZE=1000" }
+""",
+    "include/scale.h": "#pragma once\n#define SCALE 7L\n",
+    "demo/answer_cpu.cpp": """#include <tvm/ffi/c_api.h>
+#include "scale.h"
+extern "C" __attribute__((visibility("default"))) int __tvm_ffi_answer(
+    void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {
+  result->type_index = kTVMFFIInt;
+  result->zero_padding = 0;
+  result->v_int64 = SCALE * KART_SIZE;
+  return 0;
+}
+""",
+}
+
+
+class Compiler:
+    """A g++ that writes down each time it is started, for whatever."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self.path = folder / "g++"
+        self._calls = folder / "calls"
+        real = shutil.which("g++")
+        assert real is not None, "these tests need g++"
+        self.path.write_text(f'#!/bin/sh\necho "$*" >> {self._calls}\nexec {real} "$@"\n')
+        self.path.chmod(0o755)
+
+    @property
+    def starts(self) -> int:
+        return len(self._lines())
+
+    @property
+    def compiled(self) -> int:
+        return sum(" -c " in line for line in self._lines())
+
+    def _lines(self) -> list[str]:
+        return self._calls.read_text().splitlines() if self._calls.exists() else []
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Compiler:
+    return Compiler(tmp_path / "compiler")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A library with the op demo/answer, which takes a fifth of a second to compile."""
+    for name, text in _TINY.items():
+        path = tmp_path / "tiny" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "tiny"
+
+
+@dataclass(frozen=True)
+class Content:
+    """One bundle to publish: for which arch and ABI, and what each uri holds.
+
+    `op_digest` None takes that of the op as it is installed.
+    """
+
+    arch: str
+    kernels: Mapping[str, bytes]
+    family: str = "norm"
+    abi: str = FFI_ABI
+    library: str = "kartifacts"
+    needs: Mapping[str, str] = field(default_factory=dict)
+    op_digest: str | None = None
+    exports: tuple[str, ...] = ("rmsnorm",)
+
+
+MakeRelease = Callable[..., Released]
+
+
+@pytest.fixture
+def make_release(tmp_path: Path) -> MakeRelease:
+    """Publishes bundles of any bytes as one release; they are what no compiler here can make, or must not be opened."""
+
+    def make(*contents: Content, name: str = "made", version: str = "1.0") -> Released:
+        out, lock = tmp_path / name / "repository", tmp_path / name / "kartifacts.lock"
+        raw = tmp_path / name / "raw"
+        raw.mkdir(parents=True)
+        bundles = []
+        for content in contents:
+            entries = []
+            for uri, data in content.kernels.items():
+                path = raw / f"{len(list(raw.iterdir()))}.so"
+                path.write_bytes(data)
+                digest = installed_digest(uri, content.arch) if content.op_digest is None else content.op_digest
+                entries.append(
+                    PackInput(uri, path, ".so", op_digest=digest, exports=content.exports, needs=dict(content.needs))
+                )
+            notes: dict[str, Any] = {"library": content.library, "family": content.family, "abi": content.abi}
+            bundles.append(pack_bundle(entries, out, arch=content.arch, toolchain={}, **notes))
+        publish_release(out, contents[0].library, version, bundles)
+        add_pins(lock, Repository(out).pins())
+        return Released(out, lock, tuple(parse_arch(content.arch) for content in contents))
+
+    return make
+
+
+def installed_digest(uri: str, arch: str) -> str:
+    """The op digest of a specialisation as this checkout declares it."""
+    op, _, query = uri.partition("?")
+    axes = dict(pair.split("=") for pair in query.split("&"))
+    return discover().find(op).spec(op, axes, parse_arch(arch)).op_digest
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this process believe that it has GPUs."""
+
+    def pretend(*names: str) -> None:
+        monkeypatch.setattr(host, "_cuda", lambda: (tuple(map(parse_arch, names)), ""))
+
+    return pretend
+
+
+# -- what most tests start from ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from kartifacts.model.manifest import Block, BundleManifest, Descriptor, KernelE
 # A gap is fetched and let go where that is faster than another round trip: 20 ms at 200 Mbit/s.
 GAP = 512 << 10
 # A range is one unit of parallel work, of another try, and of waiting for another process.
-RANGE_BYTES = 32 << 20
+RANGE_BYTES = 16 << 20
 RANGE_BLOCKS = 32
 
 

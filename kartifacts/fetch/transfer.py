@@ -104,6 +104,8 @@ class Transfer:
 
     def range(self, wanted: Range, progress: Callable[[int], object]) -> None:
         """Bring the kernels of a range into the store, each block by the one process that holds its lock."""
+        if not self._sources:  # nothing will come, and so nothing need be locked
+            self._pending(wanted.pack, {part.block.offset: part for part in wanted.parts}, progress)
         with ExitStack() as held:
             if not all(source.local for source in self._sources):
                 held.enter_context(self._store.slot(self._settings.download_threads))

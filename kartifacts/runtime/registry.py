@@ -308,7 +308,8 @@ def _noting(refusals: list[Refusal], place: str, wrong: list[VerificationError] 
         wrong.append(error)
         refusals.append(Refusal(place, error.message))
     except (SourceError, ArtifactUnavailable) as error:
-        refusals.extend(error.refusals or [Refusal(place, error.message)])
+        asked = f": {'; '.join(map(str, error.refusals))}" if error.refusals else ""
+        refusals.append(Refusal(place, error.message + asked))
 
 
 _OFFLINE = Refusal("mirrors", "offline")

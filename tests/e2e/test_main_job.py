@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from kartifacts.testing import Mirror
-
-from ..conftest import CALL, CPU_ARCHS, Machine, Released
+from tests.conftest import CALL, CPU_ARCHS, Machine, Released
 
 CHECKOUT = Path(__file__).parents[2]
 TOLERANCE = {"float16": 5e-4, "float32": 1e-6}  # relative, of a whole array
@@ -70,7 +69,7 @@ def error_of(registry: Any, dtype: str) -> tuple[Any, float]:
 def test_a_cold_process_fetches_what_a_warm_one_then_loads_without_a_socket_or_a_write(
     served: str, released: Released, machine: Machine, dtype: str
 ) -> None:
-    settings = {"mirrors": served, "lock": released.lock_file, "jit": "never"}
+    settings: dict[str, Any] = {"mirrors": served, "lock": released.lock_file, "jit": "never"}
     kernel, error = error_of(machine.registry(**settings), dtype)
     assert error < TOLERANCE[dtype]
     assert (kernel.origin, kernel.arch) == (served, released.best)
@@ -86,7 +85,7 @@ def test_a_prefetched_release_serves_every_op_with_the_mirror_gone(released: Rel
         fetched = machine.cli("fetch", "--json", lock=released.lock_file, mirrors=mirror.url)
     assert fetched.code == 0, fetched.err
     assert fetched.data["fetched"] == fetched.data["kernels"] == 15 * len(released.archs)
-    offline = {"lock": released.lock_file, "mirrors": mirror.url, "offline": 1}
+    offline: dict[str, Any] = {"lock": released.lock_file, "mirrors": mirror.url, "offline": 1}
     assert machine.cli("status", "--json", **offline).data["complete"]
     registry = machine.registry(**offline)
     for op in registry.libraries.find("norm/rmsnorm").ops:
@@ -113,7 +112,7 @@ print(kartifacts.load("activation/silu_and_mul", device="cpu", dtype="float32").
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_the_system_sees_no_socket_and_no_write_of_a_warm_process_either(released: Released, machine: Machine) -> None:
-    settings = {"mirrors": f"file://{released.path}", "lock": released.lock_file, "jit": "never"}
+    settings: dict[str, Any] = {"mirrors": f"file://{released.path}", "lock": released.lock_file, "jit": "never"}
     machine.registry(**settings).load("norm/rmsnorm", device="cpu", dtype="float32")
     trace = machine.home / "trace"
     calls = (
@@ -140,7 +139,7 @@ def test_a_release_for_cpus_and_gpus_gives_each_device_its_own(
     assert answer.code == 0, answer.err
     assert sorted({row["arch"] for row in answer.data["bundles"]}) == sorted(archs.split())
     with Mirror(out) as mirror:
-        settings = {"mirrors": mirror.url, "lock": lock, "jit": "never"}
+        settings: dict[str, Any] = {"mirrors": mirror.url, "lock": lock, "jit": "never"}
         registry = machine.registry(**settings)
         assert error_of(registry, "float32")[1] < TOLERANCE["float32"]
         pretend_gpus(monkeypatch, "9.0")

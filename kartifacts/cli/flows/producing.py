@@ -138,7 +138,8 @@ def _pack(
     out: Path, library: str, families: dict[str, str], kernels: tuple[BuiltKernel, ...], settings: Settings
 ) -> list[Descriptor]:
     """One bundle for each family and arch."""
-    from kartifacts.build.pack import PackInput, pack_bundle
+    from kartifacts.build.blocks import PackInput
+    from kartifacts.build.pack import pack_bundle
 
     groups: dict[tuple[str, Arch], list[BuiltKernel]] = {}
     for kernel in kernels:
