@@ -128,7 +128,7 @@ class _Blob:
         self._hashed.update(piece)
         self.size += len(piece)
 
-    def finish(self, media_type: str, *, artifact_type: str = "", notes: dict[str, str] | None = None) -> Descriptor:
+    def finish(self, media_type: str, notes: dict[str, str] | None = None) -> Descriptor:
         self._file.flush()
         os.fchmod(self._file.fileno(), 0o644)
         os.fsync(self._file.fileno())
@@ -139,7 +139,6 @@ class _Blob:
             media_type=media_type,
             digest=f"sha256:{digest}",
             size=self.size,
-            artifact_type=artifact_type,
             annotations={NOTE + name: text for name, text in (notes or {}).items() if text},
         )
 
@@ -217,21 +216,19 @@ def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -
         schema_version=2,
         media_type=MEDIA_MANIFEST,
         artifact_type=ARTIFACT_BUNDLE,
-        config=_write(blobs, compressed, MEDIA_TABLE, notes={"raw-size": str(len(raw))}),
+        config=_write(blobs, compressed, MEDIA_TABLE, {"raw-size": str(len(raw))}),
         layers=packs,
         annotations={NOTE + name: text for name, text in notes.items() if text},
     )
     decode_table(raw, bundle)  # what a reader would refuse must not get a name
-    return _write(blobs, encode(bundle), MEDIA_MANIFEST, artifact_type=ARTIFACT_BUNDLE, notes=notes)
+    return _write(blobs, encode(bundle), MEDIA_MANIFEST, notes)
 
 
-def _write(
-    blobs: Path, content: bytes, media_type: str, *, artifact_type: str = "", notes: dict[str, str]
-) -> Descriptor:
+def _write(blobs: Path, content: bytes, media_type: str, notes: dict[str, str]) -> Descriptor:
     blob = _Blob(blobs)
     try:
         blob.write(content)
-        return blob.finish(media_type, artifact_type=artifact_type, notes=notes)
+        return blob.finish(media_type, notes)
     finally:
         blob.abandon()
 

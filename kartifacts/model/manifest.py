@@ -23,10 +23,11 @@ MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 MEDIA_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 MEDIA_TABLE = "application/vnd.kartifacts.table.v1+json+zstd"
 MEDIA_PACK = "application/vnd.kartifacts.pack.v1+zstd"
-ARTIFACT_RELEASE = "application/vnd.kartifacts.release.v1"
 ARTIFACT_BUNDLE = "application/vnd.kartifacts.bundle.v1"
 
 NOTE = "dev.kartifacts."  # annotations: library, version, family, arch, abi, toolchain, raw-size
+# In an annotation, since tools older than OCI 1.1 drop an artifactType from an index, and with it its digest.
+RELEASE_FORMAT = "release.v1"
 
 MAX_INDEX = 4 << 20  # bytes of a release index or a bundle manifest
 MAX_TABLE = 64 << 20  # bytes of a kernel table, compressed
@@ -43,7 +44,6 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     media_type: str
     digest: str
     size: int
-    artifact_type: str = ""
     annotations: dict[str, str] = {}
 
     @property
@@ -59,7 +59,6 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
 
     schema_version: int
     media_type: str
-    artifact_type: str
     manifests: list[Descriptor]
     annotations: dict[str, str] = {}
 
@@ -166,7 +165,7 @@ def decode_release(data: bytes, *, what: str = "release index") -> Release:
     release = _decode(data, Release, what)
     _expect(release.schema_version, 2, f"schemaVersion of {what}")
     _expect(release.media_type, MEDIA_INDEX, f"mediaType of {what}")
-    _expect(release.artifact_type, ARTIFACT_RELEASE, f"artifactType of {what}")
+    _expect(release.annotations.get(NOTE + "format"), RELEASE_FORMAT, f"format of {what}")
     for descriptor in release.manifests:
         _check_descriptor(descriptor, MEDIA_MANIFEST, MAX_INDEX, what)
     return release

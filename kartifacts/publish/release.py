@@ -21,10 +21,10 @@ from kartifacts.model.layout import (
     release_path,
 )
 from kartifacts.model.manifest import (
-    ARTIFACT_RELEASE,
     MAX_INDEX,
     MEDIA_INDEX,
     NOTE,
+    RELEASE_FORMAT,
     Descriptor,
     Release,
     encode,
@@ -57,16 +57,15 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
         repository.bundle(bundle)
         if bundle.note("library") != library:
             raise ConfigError(f"a bundle of {bundle.note('library')!r} cannot be part of a release of {library!r}")
-    unique = {bundle.digest: bundle for bundle in bundles}.values()
+    unique = {bundle.digest: _of_version(bundle, version) for bundle in bundles}.values()
     index = encode(
         Release(
             schema_version=2,
             media_type=MEDIA_INDEX,
-            artifact_type=ARTIFACT_RELEASE,
             manifests=sorted(
                 unique, key=lambda bundle: (*(bundle.note(name) for name in ("family", "arch", "abi")), bundle.digest)
             ),
-            annotations={NOTE + "library": library, NOTE + "version": version},
+            annotations={NOTE + "format": RELEASE_FORMAT, NOTE + "library": library, NOTE + "version": version},
         )
     )
     if len(index) > MAX_INDEX:
@@ -76,6 +75,10 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     bucket.put_if_absent(blob_path(sha256(index)), index)
     name_release(bucket, library, version, index)
     return _descriptor(library, version, index)
+
+
+def _of_version(bundle: Descriptor, version: str) -> Descriptor:
+    return msgspec.structs.replace(bundle, annotations={**bundle.annotations, NOTE + "version": version})
 
 
 def refuse_other_content(bucket: Bucket, library: str, version: str, digest: Digest) -> None:
@@ -110,7 +113,6 @@ def _descriptor(library: str, version: str, index: bytes) -> Descriptor:
         media_type=MEDIA_INDEX,
         digest=f"sha256:{sha256(index)}",
         size=len(index),
-        artifact_type=ARTIFACT_RELEASE,
         annotations={_REF_NAME: tag, NOTE + "library": library, NOTE + "version": version},
     )
 

@@ -10,12 +10,12 @@ from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import OCI_LAYOUT, OCI_LAYOUT_CONTENT, blob_path, release_path, suffix_of
 from kartifacts.model.manifest import (
     ARTIFACT_BUNDLE,
-    ARTIFACT_RELEASE,
     MEDIA_INDEX,
     MEDIA_MANIFEST,
     MEDIA_PACK,
     MEDIA_TABLE,
     NOTE,
+    RELEASE_FORMAT,
     Block,
     BundleManifest,
     Descriptor,
@@ -76,13 +76,12 @@ def tiny_repository(
         layers=[_put(path, pack, MEDIA_PACK) for pack in packs],
         annotations=annotations,
     )
-    bundle = _put(path, encode(manifest), MEDIA_MANIFEST, annotations, ARTIFACT_BUNDLE)
+    bundle = _put(path, encode(manifest), MEDIA_MANIFEST, annotations)
     release = Release(
         schema_version=2,
         media_type=MEDIA_INDEX,
-        artifact_type=ARTIFACT_RELEASE,
         manifests=[bundle],
-        annotations={NOTE + "library": library, NOTE + "version": version},
+        annotations={NOTE + "format": RELEASE_FORMAT, NOTE + "library": library, NOTE + "version": version},
     )
     index = _put(path, encode(release), MEDIA_INDEX)
     pin = Pin(library=library, version=version, sha256=index.sha256, size=index.size)
@@ -128,16 +127,13 @@ def _compress(content: bytes, level: int) -> bytes:
     return zstandard.ZstdCompressor(level=level).compress(content)
 
 
-def _put(
-    path: Path, content: bytes, media_type: str, annotations: Mapping[str, str] | None = None, artifact_type: str = ""
-) -> Descriptor:
+def _put(path: Path, content: bytes, media_type: str, annotations: Mapping[str, str] | None = None) -> Descriptor:
     digest = sha256(content)
     _write(path / blob_path(digest), content)
     return Descriptor(
         media_type=media_type,
         digest=f"sha256:{digest}",
         size=len(content),
-        artifact_type=artifact_type,
         annotations=dict(annotations or {}),
     )
 

@@ -39,9 +39,12 @@ def descriptor(media_type: str, digest: Digest = A, size: int = 100, **notes: st
 RELEASE = Release(
     schema_version=2,
     media_type=model.MEDIA_INDEX,
-    artifact_type=model.ARTIFACT_RELEASE,
     manifests=[descriptor(model.MEDIA_MANIFEST, arch="9.0a", family="norm")],
-    annotations={model.NOTE + "library": "kartifacts", model.NOTE + "version": "1.0"},
+    annotations={
+        model.NOTE + "format": model.RELEASE_FORMAT,
+        model.NOTE + "library": "kartifacts",
+        model.NOTE + "version": "1.0",
+    },
 )
 BUNDLE = BundleManifest(
     schema_version=2,
@@ -125,7 +128,8 @@ def test_what_is_not_the_thing_at_all_is_refused(decode: Any, data: bytes) -> No
     ("path", "new"),
     [
         *(("schemaVersion", wrong) for wrong in (1, 3, "2", None, ...)),
-        ("artifactType", model.ARTIFACT_BUNDLE),
+        ("annotations", {}),
+        ("annotations", {model.NOTE + "format": "release.v2"}),
         ("mediaType", model.MEDIA_MANIFEST),
         ("manifests", None),
         ("annotations", {"a": 1}),
@@ -146,7 +150,7 @@ def test_a_release_index_with_one_bad_field_is_refused(path: str, new: object) -
     ("path", "new"),
     [
         ("schemaVersion", 1),
-        ("artifactType", model.ARTIFACT_RELEASE),
+        ("artifactType", "application/vnd.oci.empty.v1+json"),
         ("mediaType", model.MEDIA_INDEX),
         ("config", ...),
         ("config.mediaType", model.MEDIA_PACK),
