@@ -30,8 +30,10 @@ __global__ void __launch_bounds__(256) gate(const activation_args args, unsigned
 
 template <class Activation, int kCount>
 int launch_gate(const activation_args& args, void* stream) {
-  const int64_t vecs = args.columns / kCount, tiles = (vecs + 255) / 256;
-  const dim3 block = block_for((vecs + tiles - 1) / tiles);
+  constexpr int kBlock = 256;
+  const int64_t vecs = args.columns / kCount, tiles = (vecs + kBlock - 1) / kBlock;
+  const auto threads = static_cast<unsigned>((vecs + tiles - 1) / tiles);
+  const dim3 block(threads, kBlock / threads);
   const int64_t blocks = (args.rows + block.y - 1) / block.y * tiles;
   return launch(gate<Activation, kCount>, blocks, block, args.device, stream, args, static_cast<unsigned>(tiles));
 }

@@ -6,7 +6,8 @@
 
 namespace kart {
 
-// e^x to about one unit in the last place, in operations that a compiler vectorises: zero below -87.3, infinite above 88.7.
+// e^x to about one unit in the last place, in operations that a compiler vectorises: nearly zero below -87.3, infinite
+// above 88.7.
 inline float exponential(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const float bounded = x < -87.3f ? -87.3f : x;

@@ -8,6 +8,7 @@ using kart::Scalar;
 
 struct Row {
   static constexpr int kVecs = 2;
+  static constexpr int kShort = 256;
   static constexpr bool kCentred = false;
   Scalar* x;
   Scalar* residual;

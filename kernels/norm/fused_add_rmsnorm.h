@@ -1,4 +1,4 @@
-// Arguments of fused_add_rmsnorm, in place by rows: residual += x, then x = residual / sqrt(mean(residual²) + eps) * weight.
+// Arguments of fused_add_rmsnorm, in place by rows: residual += x, then x = rmsnorm(residual).
 #pragma once
 
 #include "kart/launch.h"

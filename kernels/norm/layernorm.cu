@@ -8,6 +8,7 @@ using kart::Scalar;
 
 struct Row {
   static constexpr int kVecs = 4;
+  static constexpr int kShort = 0;
   static constexpr bool kCentred = true;
   const Scalar* x;
   const Scalar* weight;

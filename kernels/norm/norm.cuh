@@ -3,8 +3,10 @@
 //
 // A `Row` is made of (args, r).  It moves kCount elements from i on together: read<kCount>(i) gives what is held of
 // them, a Vec or Floats; write(i, held, normalised) makes the result.  kCentred: whether the mean is taken off.  kVecs:
-// how many vectors a thread should hold.  Few registers and small blocks were best on an H200, since then many rows wait
-// for their sums independently: 4 vectors as they lie in memory, or 2 as floats.
+// how many vectors a thread should hold, but one for rows of fewer than kShort vectors.
+//
+// Few registers and small blocks were best on an H200, since then many rows wait for their sums independently: 4 vectors
+// as they lie in memory, or 2 as floats.  Where there are too few rows for that, the most threads a row were best.
 #pragma once
 
 #include "kart/launch.cuh"
@@ -37,7 +39,7 @@ __device__ inline Floats<kCount> normalised(Floats<kCount> values, float mean, f
 }
 
 constexpr int kMostThreads = 512;  // that share a row which is held
-constexpr int kShort = 128;        // rows of fewer vectors have a thread for each
+constexpr int kFewRows = 512;      // do not fill a GPU
 
 // Each thread holds kVecs times kCount elements.
 template <class Row, class Args, int kCount, int kVecs>
@@ -95,6 +97,15 @@ __global__ void __launch_bounds__(1024, 1) normalise_reread(const Args args) {
   }
 }
 
+// Threads that share a row, and rows that share a block, as sum_over_row wants them.
+inline dim3 block_for(int64_t threads_per_row) {
+  constexpr int kBlock = 256;
+  if (threads_per_row > 32) return dim3(static_cast<unsigned>((threads_per_row + 31) / 32 * 32));
+  unsigned x = 1;
+  while (x < threads_per_row) x *= 2;
+  return dim3(x, kBlock / x);
+}
+
 template <class Row, int kCount, int kVecs, class Args>
 int launch_held(const Args& args, void* stream) {
   const dim3 block = block_for((args.columns / kCount + kVecs - 1) / kVecs);
@@ -108,18 +119,28 @@ int launch_reread(const Args& args, void* stream) {
   return launch(normalise_reread<Row, Args, kCount>, args.rows, block, args.device, stream, args);
 }
 
+// At least `least` vectors a thread, more if the threads do not suffice.
+template <class Row, int kVecs, class Args>
+int launch_wide(const Args& args, int least, void* stream) {
+  if (kVecs >= least && args.columns / kWide <= kVecs * kMostThreads) {
+    return launch_held<Row, kWide, kVecs>(args, stream);
+  }
+  if constexpr (kVecs < 2 * Row::kVecs) {
+    return launch_wide<Row, 2 * kVecs>(args, least, stream);
+  } else {
+    return launch_reread<Row, kWide>(args, stream);
+  }
+}
+
 // `wide` says whether every pointer and stride allows the widest loads.
 template <class Row, class Args>
 int normalise(const Args& args, bool wide, void* stream) {
-  if (!wide || args.columns % kWide != 0) {
-    if (args.columns <= kMostThreads) return launch_held<Row, 1, 1>(args, stream);
-    return launch_reread<Row, 1>(args, stream);
+  if (wide && args.columns % kWide == 0) {
+    const bool one = args.rows <= kFewRows || args.columns / kWide < Row::kShort;
+    return launch_wide<Row, 1>(args, one ? 1 : Row::kVecs, stream);
   }
-  const int64_t vecs = args.columns / kWide;
-  if (vecs < kShort) return launch_held<Row, kWide, 1>(args, stream);
-  if (vecs <= Row::kVecs * kMostThreads) return launch_held<Row, kWide, Row::kVecs>(args, stream);
-  if (vecs <= 2 * Row::kVecs * kMostThreads) return launch_held<Row, kWide, 2 * Row::kVecs>(args, stream);
-  return launch_reread<Row, kWide>(args, stream);
+  if (args.columns <= kMostThreads) return launch_held<Row, 1, 1>(args, stream);
+  return launch_reread<Row, 1>(args, stream);
 }
 
 }  // namespace kart

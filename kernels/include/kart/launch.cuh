@@ -5,15 +5,6 @@
 
 namespace kart {
 
-// Threads that share a row, and rows that share a block.
-inline dim3 block_for(int64_t threads_per_row) {
-  constexpr int kBlock = 256;
-  if (threads_per_row >= 32) return dim3(static_cast<unsigned>((threads_per_row + 31) / 32 * 32));
-  unsigned x = 1;
-  while (x < threads_per_row) x *= 2;
-  return dim3(x, kBlock / x);
-}
-
 template <class... Args>
 cudaError_t launch(void (*kernel)(Args...), int64_t blocks, dim3 block, int device, void* stream, Args... args) {
   int current = 0;

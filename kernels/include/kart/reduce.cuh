@@ -1,4 +1,4 @@
-// Sums over the threads that share a row: threads of one threadIdx.y, a power of two below 32 or a multiple of 32.
+// Sums over the threads that share a row: those of one threadIdx.y, a power of two up to 32 or a multiple of 32.
 #pragma once
 
 namespace kart {

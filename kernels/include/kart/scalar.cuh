@@ -1,6 +1,6 @@
 // The element type of a CUDA launcher: KART_DTYPE chooses it, arithmetic is done in float.
 //
-// The conversions are single instructions, so that no toolkit header is needed; they take half a launcher's compile time.
+// The conversions are written as instructions: the toolkit's headers for them take half of a launcher's compile time.
 #pragma once
 
 #include "kart/launch.h"
