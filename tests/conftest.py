@@ -299,7 +299,7 @@ def make_release(tmp_path: Path) -> MakeRelease:
             bundles.append(pack_bundle(entries, out, arch=content.arch, toolchain={}, **notes))
         publish_release(out, contents[0].library, version, bundles)
         add_pins(lock, Repository(out).pins())
-        return Released(out, lock, tuple(parse_arch(content.arch) for content in contents))
+        return Released(out, lock, tuple(parse_arch(content.arch) for content in contents if content.arch != "any"))
 
     return make
 

@@ -23,11 +23,16 @@ def sha256(data: bytes | bytearray | memoryview) -> Digest:
     return Digest(hashlib.sha256(data).hexdigest())
 
 
-def parse_digest(text: str) -> Digest:
-    """Accept ``sha256:<hex>`` or ``<hex>``; anything else, another algorithm included, is a `VerificationError`."""
+def parse_digest(text: str, *, what: str = "") -> Digest:
+    """Accept ``sha256:<hex>`` or ``<hex>``; anything else, another algorithm included, is a `VerificationError`.
+
+    Args:
+        what: where the text stands, for the message.
+    """
     bare = text.removeprefix("sha256:")
     if not _HEX.fullmatch(bare):
-        raise VerificationError(f"not a sha256 digest: expected 64 lower-case hex digits, got {text[:100]!r}")
+        place = f"{what} is malformed: " if what else ""
+        raise VerificationError(f"{place}not a sha256 digest: expected 64 lower-case hex digits, got {text[:100]!r}")
     return Digest(bare)
 
 

@@ -189,7 +189,7 @@ def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel tab
     _check_name(table.library, "library", what)
     _check_name(table.family, "family", what)
     for block in table.blocks:
-        parse_digest(block.sha256)
+        parse_digest(block.sha256, what=what)
         if not 0 <= block.pack < len(bundle.layers):
             raise VerificationError(f"{what} names pack {block.pack} of {len(bundle.layers)}")
         if not (
@@ -216,8 +216,8 @@ def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel tab
 def _check_identity(kernel: KernelEntry, what: str) -> None:
     """The parts of an entry that end up in messages and in names of files."""
     for digest in filter(None, (kernel.key, kernel.op_digest)):
-        parse_digest(digest)
-    parse_digest(kernel.sha256)
+        parse_digest(digest, what=what)
+    parse_digest(kernel.sha256, what=what)
     path, question, axes = kernel.uri.partition("?")
     check_path(path, what=f"a uri in {what}")
     if question and not (len(axes) <= 1024 and _AXES.fullmatch(axes)):
@@ -236,7 +236,7 @@ def decode_lock(data: bytes, *, what: str = "kartifacts.lock") -> Lock:
         if (pin.library, pin.version) in seen:
             raise VerificationError(f"{what} pins {pin.library} {pin.version} twice")
         seen.add((pin.library, pin.version))
-        parse_digest(pin.sha256)
+        parse_digest(pin.sha256, what=what)
         if not 0 < pin.size <= MAX_INDEX:
             raise VerificationError(f"{what} pins a release index of {pin.size} bytes; at most {MAX_INDEX} are read")
     return lock
@@ -251,6 +251,6 @@ def _check_name(text: str, kind: str, what: str) -> None:
 
 def _check_descriptor(descriptor: Descriptor, media_type: str, limit: int, what: str) -> None:
     _expect(descriptor.media_type, media_type, f"mediaType in {what}")
-    parse_digest(descriptor.digest)
+    parse_digest(descriptor.digest, what=what)
     if not 0 <= descriptor.size <= limit:
         raise VerificationError(f"{what} points at a blob of {descriptor.size} bytes; at most {limit} are read")

@@ -99,7 +99,7 @@ class Registry:
         from kartifacts.runtime import jit
 
         spec, request = self._request(op, device, axes)
-        rows: list[Refusal] = []
+        rows = self._without_pins()
         wrong: list[VerificationError] = []
         for remote in (False,) if self.settings.offline else (False, True):
             fetcher = self._fetcher(remote=remote)
@@ -125,7 +125,7 @@ class Registry:
 
     def _load(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel:
         spec, request = self._request(op, device, axes)
-        refusals: list[Refusal] = []
+        refusals = self._without_pins()
         found = self._prebuilt(spec, request, refusals) or self._compiled(spec, request, refusals)
         log.info("%s for %s: %s", request.uri, found.arch, found.origin)
         return Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
@@ -155,7 +155,7 @@ class Registry:
             unknown = self.libraries.unknown(op)
             if wrong:
                 raise wrong[-1]
-            if unread and family and self.lock.releases:
+            if unread and family:
                 raise ArtifactUnavailable(
                     f"{unknown.message}, and not every pinned release can be read",
                     refusals=tuple(unread),
@@ -284,14 +284,16 @@ class Registry:
 
     def _bundles(self, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool) -> Iterator[Bundle]:
         """Every bundle of the pinned releases; a release that cannot be read keeps none of the others away."""
-        if not self.lock.releases:
-            refusals.append(Refusal("published releases", f"none is pinned: {self._no_lock()}"))
         for pin in self.lock.releases:
             with _noting(refusals, f"release {pin.library} {pin.version}", wrong):
                 yield from self._fetcher(remote=remote).bundles(pin)
 
-    def _no_lock(self) -> str:
-        return f"{self.settings.lock} is empty" if self.settings.lock else "there is no kartifacts.lock"
+    def _without_pins(self) -> list[Refusal]:
+        """Why no release is looked at, if none is pinned; also the first to find out that the lock is malformed."""
+        if self.lock.releases:
+            return []
+        why = f"{self.settings.lock} is empty" if self.settings.lock else "there is no kartifacts.lock"
+        return [Refusal("published releases", f"none is pinned: {why}")]
 
 
 @contextmanager
