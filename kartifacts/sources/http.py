@@ -103,7 +103,7 @@ class HttpSource:
             self._breaker.succeeded()
             if response.status_code not in REDIRECTS:
                 return response, url
-            response.close()
+            _discard(response)
             url = _redirected(url, response.headers.get("Location", ""))
         raise SourceError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
 
@@ -149,6 +149,21 @@ def _origin(url: str) -> tuple[str, str | None, int]:
     except ValueError as error:
         raise SourceError(f"{shown(url)} is not a URL", permanent=True) from error
     return parts.scheme, parts.hostname, port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+
+
+def _discard(response: requests.Response) -> None:
+    """Let go of an answer; its connection stays open if so little is left of it that reading is cheaper."""
+    import urllib3
+
+    length = response.headers.get("Content-Length", "")
+    if re.fullmatch(r"\d{1,5}", length):
+        try:
+            for _ in range(4):
+                if not response.raw.read1(1 << 16, decode_content=False):
+                    break
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            log.debug("the rest of an answer: %s", error)
+    response.close()
 
 
 def _redirected(url: str, location: str) -> str:
@@ -271,7 +286,7 @@ class _Transfer(Pieces):
                 check_whole(response.headers, self._effective, size=self._size)
             self._check_encoding(response)
         except BaseException:
-            response.close()
+            _discard(response)
             raise
         etag = response.headers.get("ETag", "")
         self._etag = etag if etag.startswith('"') else ""  # a weak one does not vouch for bytes

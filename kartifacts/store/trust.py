@@ -58,6 +58,8 @@ def _check(step: str) -> str | None:
     if stat.S_ISLNK(found.st_mode):
         return os.readlink(step)
     shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if shared == stat.S_IWGRP and _is_private_group(found.st_gid):
+        shared = 0
     sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
     if shared and not sticky:
         raise StoreError(
@@ -66,3 +68,17 @@ def _check(step: str) -> str | None:
             hint=f"chmod go-w {step}, or set KARTIFACTS_STORE to a directory that only you can write",
         )
     return None
+
+
+def _is_private_group(gid: int) -> bool:
+    """Whether the group is this user's own, as on systems where home directories are group-writable for that reason."""
+    import grp
+    import pwd
+
+    if os.geteuid() == 0:
+        return False
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

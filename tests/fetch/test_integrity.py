@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -246,20 +248,46 @@ def test_a_byte_that_was_wrong_before_the_break_is_fetched_anew(
 # -- a full disk -------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_cannot_be_written_ends_the_fetch_at_once(
-    mirror: Mirror, repository: TinyRepository, fetcher: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", str(path)]
+    if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    yield path
+    subprocess.run(["umount", path], check=True)
 
-    one = fetcher(mirrors=mirror.url)
-    (bundle,) = one.bundles(repository.pin)
-    entries = bundle.table.kernels
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(StoreError, match="No space left"):
-        one.ensure(bundle, entries)
-    assert mirror.count(repository.packs[0]) == 1
-    assert not any(path.name.startswith(".tmp") for path in one.store.root.rglob("*"))
+
+@pytest.mark.parametrize("compressible", [True, False])
+def test_a_full_disk_ends_the_fetch_at_once_and_damages_nothing(
+    tmp_path: Path, small_disk: Path, fetcher: Make, compressible: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = bytes(4 << 20) if compressible else os.urandom(4 << 20)
+    files = {"a-small": b"small", **{f"{number}.so": large + bytes([number]) for number in range(3)}}
+    repository = tiny_repository(tmp_path / "large", files, kernels_per_block=1, blocks_per_pack=1)
+    with Mirror(repository.path) as mirror:
+        one = fetcher(mirrors=mirror.url, store=str(small_disk / "store"))
+        (bundle,) = one.bundles(repository.pin)
+        small = one.ensure(bundle, bundle.table.kernels[3:])
+        before = stored(one)
+        started = time.monotonic()
+        with pytest.raises(StoreError, match=r"No space left on device; need \d+ bytes, \d+ free"):
+            one.ensure(bundle, bundle.table.kernels)
+        assert time.monotonic() - started < 2
+        assert "bytes and" in caplog.text, "a warning comes first"
+        wait_for_threads()
+        assert stored(one) == before
+        assert one.ensure(bundle, bundle.table.kernels[3:]) == small
+        assert all(mirror.count(pack) <= 1 for pack in repository.packs)
+
+
+def wait_for_threads() -> None:
+    """Until the transfers that were under way have noticed."""
+    for thread in threading.enumerate():
+        if thread.name == "kartifacts-fetch":
+            thread.join()
 
 
 def test_every_error_that_leaves_is_ours(mirror: Mirror, repository: TinyRepository, fetcher: Make) -> None:

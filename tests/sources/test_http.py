@@ -334,6 +334,42 @@ def test_credentials_go_to_the_configured_origin_only_and_are_never_shown(
     assert "hunter2" not in f"{caught.value} {source!r} {source.name}"
 
 
+def test_a_proxy_is_used_where_the_environment_names_one(
+    mirror: Mirror, settings: Make, digest: Digest, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", mirror.url)
+    assert read(HttpSource("http://mirror.invalid", settings()), digest, len(content)) == content
+    assert mirror.requests[0].path == f"http://mirror.invalid/blobs/sha256/{digest}"
+    assert mirror.requests[0].headers["host"] == "mirror.invalid"
+    monkeypatch.setenv("no_proxy", "mirror.invalid")
+    with pytest.raises(SourceError, match=r"no answer from http://mirror\.invalid"):
+        read(HttpSource("http://mirror.invalid", settings()), digest, len(content))
+
+
+def test_a_password_in_netrc_is_used(
+    mirror: Mirror, settings: Make, digest: Digest, content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert read(HttpSource(mirror.url, settings()), digest, len(content)) == content
+    assert mirror.requests[0].headers["authorization"].startswith("Basic ")
+
+
+def test_misses_and_redirects_do_not_cost_a_connection_each(
+    mirror: Mirror, settings: Make, digest: Digest, content: bytes
+) -> None:
+    source = HttpSource(mirror.url, settings())
+    for _ in range(5):
+        with pytest.raises(SourceError):
+            read(source, Digest("0" * 64), 5)
+    mirror.order(faults.redirect("{path}?again"), skip=0, times=1)
+    assert read(source, digest, len(content)) == content
+    assert mirror.connections == 1
+
+
 # -- mirrors that are not there ----------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,9 @@ def run() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(code: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
         become = (
-            f"import os, kartifacts.store; os.setgroups([]); os.setgid({user}); os.setuid({user})\n" if user else ""
+            f"import grp, os, pwd, kartifacts.store; os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
+            if user
+            else ""
         )
         process = subprocess.Popen(
             [sys.executable, "-c", become + code, *map(str, arguments)],

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,3 +84,24 @@ def test_a_loop_of_links_is_an_error_and_no_hang(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(StoreError, match="symbolic links"):
         check_trusted(tmp_path / "a" / "store")
+
+
+@pytest.mark.usefixtures("need_root")
+@pytest.mark.parametrize(("group", "fits"), [(1, True), (2, False)])
+def test_a_group_that_is_the_users_own_may_write(
+    open_path: Path, run: Callable[..., subprocess.Popen[str]], group: int, fits: bool
+) -> None:
+    daemon, others = pwd.getpwuid(1), grp.getgrgid(group)
+    if (daemon.pw_name, daemon.pw_gid) != ("daemon", 1) or others.gr_mem:
+        pytest.skip("needs the user daemon with a group of its own")
+    cache = open_path / "cache"
+    cache.mkdir()
+    os.chown(cache, 1, group)
+    cache.chmod(0o775)
+    code = (
+        "import sys, grp, pwd\nfrom pathlib import Path\nfrom kartifacts.store import Store\n"
+        f"print(Store(Path(sys.argv[1])).put({DIGEST!r}, {CONTENT!r}))"
+    )
+    out, err = run(code, cache / "store", user=1).communicate()
+    assert ("StoreError" not in err) == fits, err
+    assert out.strip().endswith(DIGEST) == fits
