@@ -311,5 +311,5 @@ def _refuse(tree: Path, faults: list[_Fault]) -> None:
     raise VerificationError(
         f"{str(tree)!r} is not what its checksums promise ({counts}); nothing was imported:{shown}{more}",
         source=str(tree),
-        hint="complete the tree; a directory can be left out by name, and so can all files that are not listed",
+        hint="complete the tree, or leave a directory out with --without DIR, unlisted files with --allow-unlisted",
     )

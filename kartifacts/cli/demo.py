@@ -90,7 +90,7 @@ def _run(base: Path, as_json: bool) -> None:
 
     def publish() -> str:
         pin = flows.publish(
-            base / "out", f"dir:{repository}", library=None, version=None, lock=None, settings=environment
+            base / "out", f"dir:{repository}", library=None, version=None, plan=None, lock=None, settings=environment
         )["pins"][0]
         return f"directory repository, release sha256:{pin['sha256'][:16]}…, pinned in kartifacts.lock"
 

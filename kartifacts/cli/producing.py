@@ -58,10 +58,18 @@ def import_command() -> None:
 @click.option("--library", required=True, help="Library name of the release, e.g. flashinfer-cubin.")
 @click.option("--release-version", required=True, help="Version of the release, e.g. 0.6.13.")
 @click.option("--allow-unlisted", is_flag=True, help="Leave files out that no checksums.txt lists, instead of failing.")
+@click.option("--without", multiple=True, metavar="DIR", help="Leave this directory of the tree out; may be repeated.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @json_option
 def import_checksums(
-    tree: Path, out: Path, library: str, release_version: str, allow_unlisted: bool, lock: Path | None, as_json: bool
+    tree: Path,
+    out: Path,
+    library: str,
+    release_version: str,
+    allow_unlisted: bool,
+    without: tuple[str, ...],
+    lock: Path | None,
+    as_json: bool,
 ) -> None:
     """Import TREE in FlashInfer's layout: <commit>/<family>/checksums.txt and the files it lists, of any suffix."""
     from kartifacts.cli import flows
@@ -72,6 +80,7 @@ def import_checksums(
         library=library,
         version=release_version,
         allow_unlisted=allow_unlisted,
+        without=without,
         lock=lock,
         settings=config.read(),
     )
@@ -85,15 +94,32 @@ def import_checksums(
 @click.option("--from", "source", required=True, type=_DIRECTORY, help="Repository directory that build wrote.")
 @click.option("--library", default=None, help="Publish the releases of this library only.")
 @click.option("--release-version", default=None, help="Publish this version only.")
+@click.option(
+    "--plan", type=_FILE, help="Refuse a release that lacks what this plan promises; see manifests/release.toml."
+)
 @click.option("--lock", type=_FILE, help="Pin what was published in this kartifacts.lock.")
 @json_option
 def publish_command(
-    bucket: str, source: Path, library: str | None, release_version: str | None, lock: Path | None, as_json: bool
+    bucket: str,
+    source: Path,
+    library: str | None,
+    release_version: str | None,
+    plan: Path | None,
+    lock: Path | None,
+    as_json: bool,
 ) -> None:
     """Copy releases into BUCKET (dir:PATH): immutable blobs first, the pointer last."""
     from kartifacts.cli import flows
 
-    report = flows.publish(source, bucket, library=library, version=release_version, lock=lock, settings=config.read())
+    report = flows.publish(
+        source,
+        bucket,
+        library=library,
+        version=release_version,
+        plan=plan,
+        lock=lock,
+        settings=config.read(),
+    )
     lines = [f"published {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
     emit(as_json, report, "\n".join(lines))
 

@@ -87,7 +87,15 @@ def _unbuilt(specs: Sequence[Spec], settings: Settings) -> tuple[Refusal, ...]:
 
 
 def import_checksums(
-    tree: Path, out: Path, *, library: str, version: str, allow_unlisted: bool, lock: Path | None, settings: Settings
+    tree: Path,
+    out: Path,
+    *,
+    library: str,
+    version: str,
+    allow_unlisted: bool,
+    without: tuple[str, ...],
+    lock: Path | None,
+    settings: Settings,
 ) -> Report:
     """Turn a tree in FlashInfer's layout into a release in the repository `out`."""
     from kartifacts.build import foreign
@@ -95,7 +103,14 @@ def import_checksums(
 
     with bar(settings, "importing", "B") as progress:
         bundles = foreign.import_checksums(
-            tree, out, library=library, version=version, allow_unlisted=allow_unlisted, progress=progress
+            tree,
+            out,
+            library=library,
+            version=version,
+            allow_unlisted=allow_unlisted,
+            without=without,
+            jobs=settings.jobs,
+            progress=progress,
         )
     made = make_release(out, library, version, bundles)
     pin = _pinned(out, library, version, lock)
@@ -103,14 +118,31 @@ def import_checksums(
 
 
 def publish(
-    source: Path, bucket: str, *, library: str | None, version: str | None, lock: Path | None, settings: Settings
+    source: Path,
+    bucket: str,
+    *,
+    library: str | None,
+    version: str | None,
+    plan: Path | None,
+    lock: Path | None,
+    settings: Settings,
 ) -> Report:
     """Copy releases of a repository directory into a bucket."""
     from kartifacts.publish.buckets import open_bucket
+    from kartifacts.publish.plan import read_plan
     from kartifacts.publish.protocol import publish as send
 
+    promised = None if plan is None else read_plan(plan)
     with bar(settings, "publishing", "B") as progress:
-        pins = send(source, open_bucket(bucket), library=library, version=version, lock=lock, progress=progress)
+        pins = send(
+            source,
+            open_bucket(bucket),
+            library=library,
+            version=version,
+            plan=promised,
+            lock=lock,
+            progress=progress,
+        )
     return {"bucket": bucket, "pins": [msgspec.to_builtins(pin) for pin in pins]}
 
 
