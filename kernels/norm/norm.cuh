@@ -5,8 +5,8 @@
 // them, a Vec or Floats; write(i, held, normalised) makes the result.  kCentred: whether the mean is taken off.  kVecs:
 // how many vectors a thread should hold, but one for rows of fewer than kShort vectors.
 //
-// Few registers and small blocks were best on an H200, since then many rows wait for their sums independently: 4 vectors
-// as they lie in memory, or 2 as floats.  Where there are too few rows for that, the most threads a row were best.
+// Few registers and small blocks were best on an H200, since then many rows wait for their sums independently: 4
+// vectors as they lie in memory, or 2 as floats.  Where there are too few rows for that, the most threads a row were.
 #pragma once
 
 #include "kart/launch.cuh"
