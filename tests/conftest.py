@@ -176,7 +176,8 @@ class Machine:
         return [*prefix, sys.executable, "-B", "-c", _WATCH + CALL + code + _REPORT, *map(str, arguments)]
 
     def _run(self, command: Sequence[str], settings: dict[str, Any]) -> Answer:
-        done = subprocess.run(command, env=self.environ(settings), capture_output=True, text=True, check=False)
+        environ = self.environ(settings)  # in its home: what lies where pytest was started must not be importable
+        done = subprocess.run(command, env=environ, cwd=self.home, capture_output=True, text=True, check=False)
         return Answer(done.returncode, done.stdout, done.stderr)
 
 

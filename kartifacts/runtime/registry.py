@@ -101,11 +101,15 @@ class Registry:
         spec, request = self._request(op, device, axes)
         rows = self._without_pins()
         wrong: list[VerificationError] = []
-        for remote in (False,) if self.settings.offline else (False, True):
+        told: set[str] = set()
+        for remote in (False, True) if self.settings.mirrors and not self.settings.offline else (False,):
             fetcher = self._fetcher(remote=remote)
             place = "mirrors" if remote else "local sources and the store"
             with _noting(rows, place, wrong):
                 for bundle, entry in self._fitting(request, rows, wrong, remote=remote):
+                    if bundle.descriptor.digest in told:
+                        continue
+                    told.add(bundle.descriptor.digest)
                     size = fetcher.missing_bytes(bundle, [entry])
                     where = f"{size} bytes to fetch" if size else f"present, from {fetcher.origin_of(entry)}"
                     rows.append(Refusal(place, f"{bundle.name} fits: {where}"))

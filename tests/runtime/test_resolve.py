@@ -1,0 +1,205 @@
+"""Which of several published kernels is taken for a device, what is not even asked for, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kartifacts.errors import ArtifactUnavailable, ConfigError, LoadError, MissingKernel, NoCompiler
+from kartifacts.model.spec import FFI_ABI
+from kartifacts.publish.repository import Repository
+from kartifacts.testing import Mirror
+from tests.conftest import Content, Machine, MakeRelease, Released
+
+URI = "norm/rmsnorm?dtype=float32"
+Pretend = Callable[..., None]
+
+
+def norm(arch: str, data: bytes | None = None, **more: Any) -> Content:
+    return Content(arch, {URI: data or f"not opened, for {arch}".encode()}, **more)
+
+
+def chosen(rows: list[Any]) -> list[str]:
+    """The bundles that would do, best first, of what `explain` says."""
+    return [row.reason.partition(" fits")[0] for row in rows if " fits: " in row.reason]
+
+
+def explain(machine: Machine, made: Released, device: str = "cuda", **settings: Any) -> list[Any]:
+    registry = machine.registry(path=made.path, lock=made.lock_file, **settings)
+    return registry.explain("norm/rmsnorm", device=device, dtype="float32")
+
+
+# -- archs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "fits", "refused"),
+    [
+        ("12.1", ["12.0f", "12.0"], ["12.0a", "9.0a", "8.0"]),
+        ("12.0", ["12.0a", "12.0f", "12.0"], ["9.0a", "8.0"]),
+        ("9.0", ["9.0a"], ["12.0a", "12.0f", "12.0", "8.0"]),
+        ("8.9", ["8.0"], ["9.0a", "12.0"]),
+        ("10.0", [], ["12.0a", "12.0f", "12.0", "9.0a", "8.0"]),
+    ],
+)
+def test_a_device_gets_what_runs_on_it_best_first_and_nothing_else(
+    machine: Machine, make_release: MakeRelease, gpus: Pretend, device: str, fits: list[str], refused: list[str]
+) -> None:
+    made = make_release(*(norm(arch) for arch in ("8.0", "12.0", "9.0a", "12.0f", "12.0a")))
+    gpus(device)
+    rows = explain(machine, made)
+    assert [text.rpartition(" ")[2] for text in chosen(rows)] == fits
+    for arch in refused:
+        assert any(f"built for {arch}," in row.reason and f"the device is {device}" in row.reason for row in rows)
+
+
+def test_each_of_two_different_gpus_gets_its_own(machine: Machine, make_release: MakeRelease, gpus: Pretend) -> None:
+    made = make_release(norm("8.6"), norm("8.9"))
+    gpus("8.9", "8.6")
+    assert chosen(explain(machine, made, "cuda:0"))[0].endswith(" 8.9")
+    assert [text.rpartition(" ")[2] for text in chosen(explain(machine, made, "cuda:1"))] == ["8.6"]
+    with pytest.raises(ConfigError, match="no GPU 2"):
+        explain(machine, made, "cuda:2")
+
+
+@pytest.mark.parametrize("archs", [["9.0a"], ["9.0a", "8.0", "gfx942"]])
+def test_what_lacks_the_device_is_not_asked_for_and_the_reason_reaches_the_user(
+    machine: Machine, make_release: MakeRelease, gpus: Pretend, archs: list[str]
+) -> None:
+    made = make_release(*(norm(arch, op_digest="0" * 64) for arch in archs))
+    gpus("12.0")
+    with Mirror(made.path) as mirror:
+        settings: dict[str, Any] = {"lock": made.lock_file, "mirrors": mirror.url}
+        with pytest.raises(MissingKernel) as missing:
+            machine.registry(jit="never", **settings).load("norm/rmsnorm", device="cuda", dtype="float32")
+        with pytest.raises(NoCompiler) as without:  # the compiler was the choice, and there is none
+            machine.registry(PATH="", CUDA_HOME=None, **settings).load("norm/rmsnorm", device="cuda", dtype="float32")
+        [pin] = made.lock.releases
+        assert {request.path.rpartition("/")[2] for request in mirror.requests} == {pin.sha256}
+    for error in (missing.value, without.value):
+        for arch in archs:
+            assert f"built for {arch}," in str(error)
+        assert "the device is 12.0" in str(error)
+
+
+@pytest.mark.nvcc
+def test_what_lacks_the_device_is_compiled_for_it(machine: Machine, make_release: MakeRelease, gpus: Pretend) -> None:
+    made = make_release(norm("9.0a"))
+    gpus("12.0")
+    kernel = machine.registry(path=made.path, lock=made.lock_file).load("norm/rmsnorm", device="cuda", dtype="float32")
+    assert (kernel.origin, str(kernel.arch)) == ("jit", "12.0f")
+    assert any("built for 9.0a," in str(refusal) for refusal in kernel.refusals)
+
+
+def test_an_arch_from_the_future_is_a_reason_and_no_failure(
+    machine: Machine, make_release: MakeRelease, gpus: Pretend
+) -> None:
+    made = make_release(norm("9.0a"), norm("8.0"))
+    gpus("9.0")
+    for blob in (
+        made.path / "blobs/sha256"
+    ).iterdir():  # the release index is what names archs before anything is opened
+        if blob.name == made.lock.releases[0].sha256:
+            index = blob.read_bytes().replace(b'arch":"8.0"', b'arch":"99.0z"')
+    made = repinned(made, index)
+    rows = explain(machine, made, jit="never")
+    assert chosen(rows)[0].endswith(" 9.0a")
+    assert any("arch is not known here" in row.reason for row in rows)
+
+
+def repinned(made: Released, index: bytes) -> Released:
+    """The same repository with another release index, and the lock that pins it."""
+    from kartifacts.model.digest import sha256
+    from kartifacts.model.layout import blob_path
+    from kartifacts.model.manifest import Lock, Pin, encode
+
+    [pin] = made.lock.releases
+    (made.path / blob_path(sha256(index))).write_bytes(index)
+    new = Pin(library=pin.library, version=pin.version, sha256=sha256(index), size=len(index))
+    made.lock_file.write_bytes(encode(Lock(version=1, releases=[new])))
+    return made
+
+
+# -- ABIs and needs ----------------------------------------------------------------------------------------------------
+
+
+def test_of_two_abis_the_one_that_this_process_loads_is_taken(machine: Machine, make_release: MakeRelease) -> None:
+    arch = "cpu:x86-64"
+    made = make_release(norm(arch, b"future", abi="tvm-ffi-9.9"), norm(arch, b"ours"), norm(arch, b"past", abi="none"))
+    rows = explain(machine, made, "cpu")
+    assert len(chosen(rows)) == 1
+    for abi in ("tvm-ffi-9.9", "none"):
+        assert any(f"has the ABI {abi!r}; this process loads {FFI_ABI}" in row.reason for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("needs", "reason"),
+    [
+        ({"glibc": "99.1"}, "needs glibc 99.1; here it is"),
+        ({"glibcxx": "9.9.9"}, "needs glibcxx 9.9.9; here it is"),
+        ({"tvm_ffi": "7.0"}, "needs tvm_ffi 7.0; here it is"),
+        ({"cudart": "77"}, "needs cudart 77; there is none here"),
+        ({"rocm": "6"}, "cannot judge"),
+    ],
+)
+def test_what_needs_a_newer_system_is_passed_over_for_what_does_not_before_it_is_fetched(
+    machine: Machine, make_release: MakeRelease, needs: dict[str, str], reason: str
+) -> None:
+    made = make_release(norm("cpu:x86-64-v2", b"newer", needs=needs), norm("cpu:x86-64", b"older"))
+    with Mirror(made.path) as mirror:
+        settings: dict[str, Any] = {"lock": made.lock_file, "mirrors": mirror.url, "jit": "never"}
+        rows = machine.registry(**settings).explain("norm/rmsnorm", device="cpu", dtype="float32")
+        assert [text.rpartition(" ")[2] for text in chosen(rows)] == ["cpu:x86-64"]
+        assert any(reason in row.reason for row in rows)
+        with pytest.raises(LoadError, match="does not load"):  # it is no ELF file, but it is what was taken
+            machine.registry(**settings).load("norm/rmsnorm", device="cpu", dtype="float32")
+        packs = packs_of(made)
+        assert mirror.count(packs["cpu:x86-64-v2"]) == 0
+        assert mirror.count(packs["cpu:x86-64"]) == 1
+
+
+def packs_of(made: Released) -> dict[str, str]:
+    repository = Repository(made.path)
+    [pin] = made.lock.releases
+    return {
+        bundle.note("arch"): repository.bundle(bundle).layers[0].sha256 for bundle in repository.release(pin).manifests
+    }
+
+
+def test_a_file_that_is_no_kernel_is_a_load_error_that_names_the_op_and_nothing_is_compiled(
+    machine: Machine, make_release: MakeRelease
+) -> None:
+    made = make_release(norm("cpu:x86-64", b"\x7fELF" + bytes(100)))
+    with pytest.raises(LoadError) as caught:
+        machine.registry(path=made.path, lock=made.lock_file, PATH="").load(
+            "norm/rmsnorm", device="cpu", dtype="float32"
+        )
+    assert URI in str(caught.value)
+
+
+# -- ops that are only published ---------------------------------------------------------------------------------------
+
+
+def test_an_op_without_sources_is_loaded_from_a_release_and_never_compiled(
+    machine: Machine, make_release: MakeRelease, released: Released, tmp_path: Path
+) -> None:
+    kernel = (
+        Machine(tmp_path / "other")
+        .registry(path=released.path, lock=released.lock_file)
+        .load("norm/rmsnorm", device="cpu", dtype="float32")
+    )
+    uri = "closed/secret?mode=fast"
+    content = Content("cpu:x86-64", {uri: kernel.path.read_bytes()}, family="closed", library="closed", op_digest="")
+    made = make_release(content, name="closed")
+    registry = machine.registry(path=made.path, lock=made.lock_file)
+    secret = registry.load("closed/secret", device="cpu", mode="fast")
+    assert (secret.uri, secret.origin) == (uri, str(made.path))
+    assert callable(secret.rmsnorm)
+    with pytest.raises(ArtifactUnavailable, match="its sources are not installed") as caught:
+        registry.load("closed/secret", device="cpu", mode="slow")
+    assert not isinstance(caught.value, MissingKernel)
+    with pytest.raises(ConfigError, match="no op 'closd/secret'"):
+        registry.load("closd/secret", device="cpu", mode="fast")
