@@ -2,9 +2,7 @@
 
 #include "norm.cuh"
 
-namespace {
-
-using kart::Scalar;
+namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
 
 struct Row {
   static constexpr int kVecs = 4;
@@ -38,10 +36,10 @@ struct Row {
   }
 };
 
-}  // namespace
+}  // namespace kart
 
 int kart_launch(const layernorm_args* args, void* stream) {
   const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight) &&
                     kart::is_wide(args->bias);
-  return kart::normalise<Row>(*args, wide, stream);
+  return kart::normalise<kart::Row>(*args, wide, stream);
 }

@@ -2,9 +2,7 @@
 
 #include "norm.cuh"
 
-namespace {
-
-using kart::Scalar;
+namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
 
 struct Row {
   static constexpr int kVecs = 4;
@@ -31,9 +29,9 @@ struct Row {
   }
 };
 
-}  // namespace
+}  // namespace kart
 
 int kart_launch(const rmsnorm_args* args, void* stream) {
   const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight);
-  return kart::normalise<Row>(*args, wide, stream);
+  return kart::normalise<kart::Row>(*args, wide, stream);
 }
