@@ -98,6 +98,7 @@ class Registry:
         """
         from kartifacts.runtime import jit
 
+        op, device, _ = _wanted(op, device, axes)
         spec, request = self._request(op, device, axes)
         rows = self._without_pins()
         wrong: list[VerificationError] = []
