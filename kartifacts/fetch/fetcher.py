@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from kartifacts.config import Settings
-from kartifacts.errors import KartifactsError, StoreError, VerificationError
+from kartifacts.errors import ArtifactUnavailable, KartifactsError, StoreError, VerificationError
 from kartifacts.fetch.catalog import Bundle, read_release
 from kartifacts.fetch.parallel import run_all
 from kartifacts.fetch.plan import Range, plan
@@ -76,8 +76,8 @@ class Fetcher:
         Args:
             bundle: the bundle whose table lists the entries.
             entries: entries of ``bundle.table.kernels``.
-            progress: called with numbers of bytes that add up to `missing_bytes`; without it a bar is shown as
-                ``KARTIFACTS_PROGRESS`` says.
+            progress: called, from several threads, with numbers of bytes that add up to `missing_bytes`; without it
+                a bar is shown as ``KARTIFACTS_PROGRESS`` says.
 
         Raises:
             ArtifactUnavailable: something is in no place; everything else that was asked for has been fetched.
@@ -129,7 +129,11 @@ class Fetcher:
                 continue
             digest = parse_digest(entry.sha256)
             try:
-                with open(path, "rb", buffering=0) as file, self.store.writer(digest, entry.size, entry.suffix) as new:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                with (
+                    open(descriptor, "rb", buffering=0) as file,
+                    self.store.writer(digest, entry.size, entry.suffix) as new,
+                ):
                     while piece := file.read(_PIECE):
                         new.write(piece)
             except VerificationError as error:
@@ -177,7 +181,7 @@ class Fetcher:
         jobs = [partial(self._transfer.range, wanted, progress) for wanted in ranges]
         errors = run_all(jobs, self.settings.download_threads)
         if errors:
-            raise _worst(errors)
+            raise _joined(errors)
 
     def _fetched(self, entry: KernelEntry) -> Path:
         path = self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
@@ -204,12 +208,17 @@ def _trusted(path: Path) -> bool:
     return True
 
 
-def _worst(errors: Sequence[KartifactsError]) -> KartifactsError:
-    """The error to raise when several jobs failed: wrong bytes before anything else."""
-    first = next((error for error in errors if isinstance(error, VerificationError)), errors[0])
-    if len(errors) > 1:
-        log.error("%d further ranges failed too:", len(errors) - 1)
-        for error in errors:
-            if error is not first:
-                log.error("%s", error)
-    return first
+def _joined(errors: Sequence[KartifactsError]) -> KartifactsError:
+    """One error for all that failed: about wrong bytes if there were any, and naming everything."""
+    if len(errors) == 1:
+        return errors[0]
+    message = "\n".join(dict.fromkeys(error.message for error in errors))
+    wrong = next((error for error in errors if isinstance(error, VerificationError)), None)
+    if wrong is not None:
+        return VerificationError(
+            message, source=wrong.source, expected=wrong.expected, actual=wrong.actual, hint=wrong.hint
+        )
+    refusals = dict.fromkeys(
+        refusal for error in errors if isinstance(error, ArtifactUnavailable) for refusal in error.refusals
+    )
+    return ArtifactUnavailable(message, refusals=tuple(refusals), hint=errors[0].hint)

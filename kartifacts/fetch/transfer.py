@@ -276,8 +276,9 @@ class _Stream:
 
 def _refused(refusals: list[Refusal], source: Source, error: SourceError | VerificationError, label: str) -> None:
     refusal = Refusal(source.name, error.message)
-    if refusal not in refusals:
-        refusals.append(refusal)
+    if refusal in refusals:  # the same fault again, in another round
+        return
+    refusals.append(refusal)
     level = logging.DEBUG if isinstance(error, SourceError) and error.missing else logging.WARNING
     log.log(level, "%s: %s", label, error.message)
 

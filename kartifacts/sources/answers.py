@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from kartifacts.errors import SourceError, VerificationError
+
+if TYPE_CHECKING:
+    import requests
+
+log = logging.getLogger(__name__)
 
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -94,3 +101,35 @@ def wrong_content(message: str, size: int, actual: str, url: str) -> Verificatio
         actual=actual[:100],
         hint="this is not the artifact: a login page, a redirect to somewhere else, or a damaged mirror",
     )
+
+
+def discard(response: requests.Response) -> None:
+    """Let go of an answer; its connection stays open if so little is left of it that reading is cheaper."""
+    import urllib3
+
+    length = response.headers.get("Content-Length", "")
+    if re.fullmatch(r"\d{1,5}", length):
+        try:
+            for _ in range(4):
+                if not response.raw.read1(1 << 16, decode_content=False):
+                    break
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            log.debug("the rest of an answer: %s", error)
+    response.close()
+
+
+def innermost(error: BaseException) -> str:
+    """The shortest true reason of a chain of wrapped exceptions, without the addresses that they print."""
+    import http.client
+
+    reason: BaseException | None = error
+    text = ""
+    for _ in range(10):
+        if reason is None:
+            break
+        if isinstance(reason, OSError) and reason.strerror:
+            text = reason.strerror
+        elif isinstance(reason, http.client.HTTPException):
+            text = str(reason)[:200] or type(reason).__name__
+        reason = reason.__cause__ or reason.__context__
+    return text or type(error).__name__

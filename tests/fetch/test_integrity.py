@@ -70,6 +70,24 @@ def _pack_of(fetcher: Fetcher, repository: TinyRepository, uri: str) -> Path:
     return repository.blob(pack.sha256)
 
 
+def test_everything_that_is_missing_is_named(tmp_path: Path, files: dict[str, bytes], fetcher: Make) -> None:
+    repository = tiny_repository(tmp_path / "packs", files, kernels_per_block=1, blocks_per_pack=1)
+    whole = fetcher(path=str(repository.path))
+    with Mirror(repository.path) as mirror:
+        for uri in ("b.so", "c.h"):
+            _pack_of(whole, repository, uri).unlink()
+        mirror.order(faults.flip(at=5), match=_pack_of(whole, repository, "d").name)
+        one = fetcher(mirrors=mirror.url)
+        (bundle,) = one.bundles(repository.pin)
+        with pytest.raises(VerificationError) as wrong:
+            one.ensure(bundle, bundle.table.kernels)
+        assert all(f"{uri} in pack" in wrong.value.message for uri in ("b.so", "c.h", "d"))
+        with pytest.raises(ArtifactUnavailable) as missing:
+            one.ensure(bundle, [entry for entry in bundle.table.kernels if entry.uri != "d"])
+        assert all(f"{uri} in pack" in missing.value.message for uri in ("b.so", "c.h"))
+        assert len(missing.value.refusals) == 3, "two answers of the mirror, and the store"
+
+
 def test_no_listing_is_ever_asked_for(mirror: Mirror, repository: TinyRepository, fetcher: Make) -> None:
     fetch_all(fetcher(mirrors=mirror.url), repository)
     assert all(request.path.startswith("/blobs/sha256/") for request in mirror.requests)

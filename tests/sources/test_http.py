@@ -384,6 +384,17 @@ def test_a_dead_mirror_costs_two_timeouts_however_many_blobs_there_are(
     assert time.monotonic() - started < 2 * 0.5 + 1.5
 
 
+def test_a_mirror_that_only_ever_fails_is_soon_left_alone(
+    mirror: Mirror, settings: Make, digest: Digest, content: bytes
+) -> None:
+    mirror.order(faults.status(503))
+    source = HttpSource(mirror.url, settings(retries=1))
+    for _ in range(50):
+        with pytest.raises(SourceError, match="answered 503"):
+            read(source, digest, len(content))
+    assert mirror.count() == 4
+
+
 def test_a_mirror_that_refuses_connections_is_named_with_the_reason(
     refusing_host: str, settings: Make, digest: Digest
 ) -> None:
@@ -424,6 +435,6 @@ def test_no_mirror_is_opened_offline(settings: Make) -> None:
 
 
 def test_a_url_that_is_none_is_a_typed_error(settings: Make) -> None:
-    for url in ("ftp://127.0.0.1", "http://", "nonsense"):
+    for url in ("ftp://127.0.0.1", "http://", "nonsense", "http://[", "http://127.0.0.1:99999", "http://127.0.0.1:x"):
         with pytest.raises(ConfigError, match="not a mirror's URL"):
             HttpSource(url, settings())
