@@ -96,4 +96,4 @@ def _compilers(settings: Settings) -> Iterator[Finding]:
         except KartifactsError as error:
             yield Finding(kind, True, f"not usable: {error}")
         else:
-            yield Finding(kind, True, ", ".join(f"{name} {value}" for name, value in fingerprint.items()))
+            yield Finding(kind, True, ", ".join(f"{name} {value}" for name, value in sorted(fingerprint.items())))
