@@ -34,7 +34,7 @@ from kartifacts.runtime import host
 CPU_ARCHS = "cpu:x86-64 cpu:x86-64-v3" if os.uname().machine == "x86_64" else "cpu:aarch64"
 
 # Runs before anything of ours is imported, and writes down what only a process that is not warm would do.
-_WATCH = """
+WATCH = """
 import os, sys
 seen = []
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -53,7 +53,7 @@ def _audit(event, args):
 sys.addaudithook(_audit)
 result = None
 """
-_REPORT = "\nimport json\nprint(json.dumps({'seen': seen, 'result': result}))\n"
+REPORT = "\nimport json\nprint(json.dumps({'seen': seen, 'result': result}))\n"
 
 # What a user does with a kernel, and how far the answer is from float64.
 CALL = """
@@ -173,7 +173,7 @@ class Machine:
 
     def watching(self, code: str, *arguments: object, prefix: Sequence[str] = ()) -> list[str]:
         """The command line of `watched`."""
-        return [*prefix, sys.executable, "-B", "-c", _WATCH + CALL + code + _REPORT, *map(str, arguments)]
+        return [*prefix, sys.executable, "-B", "-c", WATCH + CALL + code + REPORT, *map(str, arguments)]
 
     def _run(self, command: Sequence[str], settings: dict[str, Any]) -> Answer:
         environ = self.environ(settings)  # in its home: what lies where pytest was started must not be importable

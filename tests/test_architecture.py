@@ -1,0 +1,273 @@
+"""The rules that every module keeps, and what users get when they install: a light import and a whole wheel."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kartifacts
+from tests.conftest import REPORT, WATCH, Machine
+
+CHECKOUT = Path(__file__).parents[1]
+PACKAGE = CHECKOUT / "kartifacts"
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_kernels" not in path.parts)
+HEAVY = (
+    "torch",
+    "tvm_ffi",
+    "numpy",
+    "requests",
+    "urllib3",
+    "zstandard",
+    "msgspec",
+    "tqdm",
+    "click",
+    "elftools",
+    "socket",
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+# -- the import --------------------------------------------------------------------------------------------------------
+
+_GETTEXT = {"LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"}  # for click's own sentences
+_SPY = """
+import os, collections.abc
+asked = []
+class Spy(collections.abc.MutableMapping):
+    def __init__(self, real): self.real = real
+    def __getitem__(self, name): asked.append(name); return self.real[name]
+    def __setitem__(self, name, value): asked.append(name); self.real[name] = value
+    def __delitem__(self, name): asked.append(name); del self.real[name]
+    def __iter__(self): asked.append("all of them"); return iter(self.real)
+    def __len__(self): return len(self.real)
+os.environ = Spy(os.environ)
+before = set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "may_load"),
+    [
+        ("kartifacts", ()),
+        ("kartifacts, kartifacts.errors, kartifacts.config", ()),
+        ("kartifacts, kartifacts.ops", ()),
+        ("kartifacts.cli", ("click",)),
+        ("kartifacts.model.manifest, kartifacts.model.spec", ("msgspec",)),
+    ],
+)
+def test_an_import_reads_no_variable_writes_nothing_and_loads_nothing_heavy(
+    machine: Machine, modules: str, may_load: tuple[str, ...]
+) -> None:
+    code = WATCH + _SPY + f"import {modules}\nresult = [asked, sorted(set(sys.modules) - before)]\n" + REPORT
+    command = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, env=machine.environ({}), cwd=machine.home, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    asked, loaded = found["result"]
+    assert found["seen"] == []
+    assert set(asked) <= (_GETTEXT if "click" in may_load else set())
+    assert not [name for name in loaded if name.partition(".")[0] in HEAVY and name.partition(".")[0] not in may_load]
+    if modules == "kartifacts":
+        assert [name for name in loaded if name.startswith("kartifacts")] == ["kartifacts"]
+
+
+def test_the_public_surface_is_what_it_says() -> None:
+    assert kartifacts.__all__ == ["Kernel", "Registry", "__version__", "load"]
+    assert dir(kartifacts) == sorted(kartifacts.__all__)
+    for name in kartifacts.__all__:
+        assert getattr(kartifacts, name) is not None
+    with pytest.raises(AttributeError, match="'nothing'"):
+        kartifacts.nothing  # noqa: B018
+    with pytest.raises(ImportError):
+        from kartifacts import nothing  # noqa: F401
+    scope: dict[str, Any] = {}
+    exec("from kartifacts import *", scope)
+    assert set(kartifacts.__all__) <= set(scope)
+
+
+# -- rules that the code keeps -----------------------------------------------------------------------------------------
+
+
+def calls_and_names(path: Path) -> Iterator[tuple[str, str, ast.AST]]:
+    """Each dotted name that a module uses, with the function that it stands in."""
+
+    def walk(node: ast.AST, inside: str) -> Iterator[tuple[str, str, ast.AST]]:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            inside = node.name
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            yield ast.unparse(node), inside, node
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", inside, node
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    yield from walk(ast.parse(path.read_text()), "")
+
+
+def test_only_config_and_one_function_for_compilers_read_the_environment() -> None:
+    reading = {
+        "os.environ",
+        "os.environb",
+        "os.getenv",
+        "os.putenv",
+        "os.path.expanduser",
+        "Path.home",
+        "os.get_exec_path",
+    }
+    found = {
+        (name_of(path), inside) for path in MODULES for name, inside, _ in calls_and_names(path) if name in reading
+    }
+    elsewhere = {row for row in found if row[0] != "config.py"}
+    assert elsewhere == {("build/toolchains/probe.py", "environment")}
+
+
+def test_programs_are_looked_for_on_the_path_of_the_settings() -> None:
+    """Without `path`, shutil.which reads the environment itself."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "shutil.which":
+                assert any(keyword.arg == "path" for keyword in node.keywords), (path, ast.unparse(node))
+
+
+def test_only_the_command_line_prints_exits_and_sets_up_logging() -> None:
+    speaking = {"print", "sys.exit", "os._exit", "sys.stdout", "SystemExit", "exit", "input", "logging.basicConfig"}
+    for path in MODULES:
+        if name_of(path).startswith("cli/"):
+            continue
+        found = [name for name, _, _ in calls_and_names(path) if name in speaking or name.endswith(".addHandler")]
+        assert found == [], path
+
+
+def test_torch_is_named_only_where_an_array_of_it_was_given() -> None:
+    for path in MODULES:
+        imported = {
+            alias.name.partition(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        } | {
+            (node.module or "").partition(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+        }
+        assert "torch" not in imported, path
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_says_what_happens_in_it(path: Path) -> None:
+    text = path.read_text()
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), path
+    if len(text.splitlines()) > 1:
+        assert "from __future__ import annotations" in text
+
+
+def test_imports_point_one_way() -> None:
+    program = shutil.which("lint-imports", path=sysconfig.get_path("scripts")) or shutil.which("lint-imports")
+    if program is None:
+        pytest.skip("needs import-linter")
+    done = subprocess.run([program, "--no-cache"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- the wheel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built from a copy, so that nothing lands here and nothing stale gets in."""
+    copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+    ignored = shutil.ignore_patterns("__pycache__", "_kernels", "*.egg-info")
+    for name in ("kartifacts", "kernels"):
+        shutil.copytree(CHECKOUT / name, copy / name, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
+        shutil.copy(CHECKOUT / name, copy)
+    offline = ["--no-build-isolation", "--no-deps", "--no-index"]
+    command = [sys.executable, "-m", "pip", "wheel", "-q", *offline, "-w", str(out), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [path] = out.glob("kartifacts-*.whl")
+    return path
+
+
+def test_the_wheel_holds_every_module_and_every_kernel_source_and_no_test(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"kartifacts/{name_of(path)}" for path in MODULES} <= names
+    sources = {
+        str(path.relative_to(CHECKOUT / "kernels"))
+        for path in (CHECKOUT / "kernels").rglob("*")
+        if path.suffix in (".toml", ".h", ".cuh", ".cu", ".cpp")
+    }
+    assert "norm/op.toml" in sources
+    assert {f"kartifacts/_kernels/{name}" for name in sources} <= names
+    assert "kartifacts/py.typed" in names
+    assert not [name for name in names if "test" in Path(name).name and not name.startswith("kartifacts/testing/")]
+    assert {name.partition("/")[0] for name in names} == {
+        "kartifacts",
+        f"kartifacts-{kartifacts.__version__}.dist-info",
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment with the wheel alone; what it depends on is borrowed from this one."""
+    root = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
+    python = root / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True)
+    [site] = root.glob("lib/python*/site-packages")
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
+    return python
+
+
+def test_the_ops_work_from_the_wheel_alone(installed: Path, machine: Machine) -> None:
+    code = """
+import kartifacts, sys
+import numpy as np
+from kartifacts import ops
+assert kartifacts.__file__.startswith(sys.prefix), kartifacts.__file__
+x = np.random.default_rng().standard_normal((8, 4096), dtype=np.float32)
+y = ops.rmsnorm(x, np.ones(4096, np.float32))
+exact = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-6)
+assert abs(y - exact).max() < 1e-5
+"""
+    environ = machine.environ({})
+    package = next(installed.parents[1].glob("lib/python*/site-packages/kartifacts"))
+    before = sorted(path.stat().st_mtime_ns for path in package.rglob("*"))
+    command = [str(installed), "-B", "-c", code]
+    done = subprocess.run(command, env=environ, cwd=machine.home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.stat().st_mtime_ns for path in package.rglob("*")) == before
+    for program in ([str(installed.parent / "kartifacts")], [str(installed), "-m", "kartifacts"]):
+        done = subprocess.run(
+            [*program, "doctor"], env=environ, cwd=machine.home, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"{package}/_kernels" in done.stdout
+
+
+def test_the_checkout_and_the_wheel_agree_on_what_an_op_is(installed: Path, machine: Machine) -> None:
+    """Else nothing that CI publishes would fit what users install."""
+    arguments = ["explain-key", "norm/rmsnorm", "dtype=float32", "--arch", "cpu:x86-64", "--json"]
+    here = machine.cli(*arguments).data
+    environ = machine.environ({})
+    command = [str(installed), "-m", "kartifacts", *arguments]
+    done = subprocess.run(command, env=environ, cwd=machine.home, capture_output=True, text=True, check=True)
+    assert f'"op_digest": "{here["op_digest"]}"' in done.stdout
+    assert f'"key": "{here["key"]}"' in done.stdout
