@@ -21,8 +21,10 @@ from kartifacts import Registry, config
 from kartifacts.build.blocks import PackInput
 from kartifacts.build.library import discover
 from kartifacts.build.pack import pack_bundle
+from kartifacts.build.toolchains import nvcc
 from kartifacts.cli import flows, main
 from kartifacts.config import Settings
+from kartifacts.errors import NoCompiler
 from kartifacts.model.arch import Arch, parse_arch, parse_archs
 from kartifacts.model.manifest import Lock, decode_lock
 from kartifacts.model.spec import FFI_ABI
@@ -310,6 +312,15 @@ def installed_digest(uri: str, arch: str) -> str:
     op, _, query = uri.partition("?")
     axes = dict(pair.split("=") for pair in query.split("&"))
     return discover().find(op).spec(op, axes, parse_arch(arch)).op_digest
+
+
+@pytest.fixture
+def toolkit(machine: Machine) -> Path:
+    """The CUDA toolkit of this machine."""
+    try:
+        return nvcc.discover(machine.settings()).root
+    except NoCompiler as error:
+        pytest.skip(f"needs a CUDA compiler: {error.message}")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
 from typing import Any
 
@@ -86,6 +87,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone; say nothing more
         sys.exit(141)
+    except OSError as error:  # of standard output, such as a full disk: all others have become errors of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries again at its end
+        _fail(KartifactsError(f"cannot write the answer: {error}"), as_json=False)
     except Exception as error:  # a fault of ours, whose traceback helps nobody who cannot mend it
         log.debug("unexpected", exc_info=True)
         hint = "this is a fault of kartifacts; `kartifacts -vv ...` shows where it happened: please report it"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,13 +220,41 @@ def test_verify_of_the_store_names_what_is_damaged_and_what_is_missing(machine: 
 
 
 def test_output_that_nobody_reads_to_the_end_leaves_no_traceback(machine: Machine, ready: dict[str, Any]) -> None:
-    import subprocess
-    import sys
-
     command = f"{sys.executable} -m kartifacts list --json | head -c 10 >/dev/null"
     done = subprocess.run(command, shell=True, env=machine.environ(ready), capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_finds_no_room_is_an_error_and_no_traceback(machine: Machine, options: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "kartifacts", "config", *options]
+        done = subprocess.run(
+            command, env=machine.environ({}), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot write the answer: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_password_in_a_mirror_s_url_is_never_shown(machine: Machine, released: Released) -> None:
+    settings = {
+        "lock": released.lock_file,
+        "mirrors": "http://user:sekret@127.0.0.1:9 https://me:sekret@nowhere.invalid",
+    }
+    for arguments in (
+        ("fetch",),
+        ("fetch", "--json"),
+        ("-vv", "fetch"),
+        ("config",),
+        ("doctor",),
+        ("explain", "rmsnorm"),
+    ):
+        answer = machine.run_cli(*arguments, *(["dtype=float32"] if "explain" in arguments else []), **settings)
+        assert "sekret" not in answer.out + answer.err
+        assert "127.0.0.1:9" in answer.out + answer.err
 
 
 def answer_is_plain(answer: Answer) -> bool:

@@ -149,6 +149,7 @@ result = [kartifacts.__version__, kartifacts.__file__, *origins]
 
 
 @pytest.mark.nvcc
+@pytest.mark.usefixtures("toolkit")
 def test_a_compiler_that_makes_another_arch_than_was_promised_makes_no_release(
     machine: Machine, tmp_path: Path
 ) -> None:

@@ -154,6 +154,17 @@ def test_wrong_bytes_everywhere_are_an_error_and_no_compiler_is_started(
 
 
 @pytest.mark.parametrize("part", ["release", "manifest", "table", "pack"])
+def test_switching_verification_off_does_not_let_wrong_bytes_of_a_mirror_in(
+    machine: Machine, released: Released, part: str
+) -> None:
+    with Mirror(released.path) as mirror:
+        mirror.order(faults.flip(at=40), match=parts_of(released)[part])
+        settings: dict[str, Any] = {"lock": released.lock_file, "mirrors": mirror.url, "retries": 0}
+        with pytest.raises(VerificationError):
+            machine.registry(verify="off", **settings).load(**OP)
+
+
+@pytest.mark.parametrize("part", ["release", "manifest", "table", "pack"])
 def test_wrong_bytes_of_one_mirror_are_answered_by_the_next(machine: Machine, released: Released, part: str) -> None:
     with Mirror(released.path) as bad, Mirror(released.path) as good:
         bad.order(faults.flip(at=40), match=parts_of(released)[part])
@@ -334,6 +345,7 @@ def test_a_gpu_op_without_any_cuda_lists_every_place(
 
 
 @pytest.mark.nvcc
+@pytest.mark.usefixtures("toolkit")
 def test_a_cuda_home_with_a_space_in_it_builds(machine: Machine, tmp_path: Path) -> None:
     from kartifacts.build.toolchains import nvcc
 

@@ -130,6 +130,7 @@ def test_the_system_sees_no_socket_and_no_write_of_a_warm_process_either(release
 
 
 @pytest.mark.nvcc
+@pytest.mark.usefixtures("toolkit")
 def test_a_release_for_cpus_and_gpus_gives_each_device_its_own(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,6 +304,35 @@ def test_a_store_filled_from_a_directory_is_complete_without_it(
     assert machine.cli("verify", **settings).code == 0
 
 
+def test_settings_may_come_from_the_configuration_file_and_paths_may_be_relative(
+    released: Released, machine: Machine
+) -> None:
+    """The lock lies where it is looked for by default, the rest is in config.toml; PATH apart, no variable is set."""
+    place = machine.home / ".config/kartifacts"
+    place.mkdir(parents=True)
+    shutil.copy(released.lock_file, place / "kartifacts.lock")
+    (place / "config.toml").write_text(f'mirrors = ["file://{released.path}/"]\njit = "never"\n')
+    unset: dict[str, Any] = {"store": None, "workspace": None}
+    result = machine.watched(LOAD, **unset).result
+    assert result["origin"] == f"file://{released.path}"
+    assert result["path"].startswith(str(machine.home / ".cache/kartifacts/store"))
+    (place / "config.toml").unlink()
+    (place / "kartifacts.lock").rename(machine.home / "my.lock")
+    shutil.copytree(released.path, machine.home / "here")
+    for settings in ({"lock": "my.lock", "path": "here"}, {"lock": "~/my.lock", "path": "~/here"}):
+        moved = machine.watched(LOAD, store="other", jit="never", **settings).result
+        assert moved["path"].startswith(str(machine.home / "other"))
+
+
+def test_a_home_with_blanks_and_umlauts_is_a_home(released: Released, tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "ein schönes $HOME 'hier'")
+    with Mirror(released.path) as mirror:
+        assert machine.watched(LOAD, lock=released.lock_file, mirrors=mirror.url, jit="never").result["origin"]
+    built = machine.watched(LOAD)
+    assert built.result["origin"] == "jit"
+    assert machine.watched(LOAD).result["path"] == built.result["path"]
+
+
 def test_two_stores_in_one_process_are_each_complete(released: Released, tmp_path: Path) -> None:
     machines = [Machine(tmp_path / name) for name in ("one", "two")]
     with Mirror(released.path) as mirror:

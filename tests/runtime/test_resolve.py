@@ -86,6 +86,7 @@ def test_what_lacks_the_device_is_not_asked_for_and_the_reason_reaches_the_user(
 
 
 @pytest.mark.nvcc
+@pytest.mark.usefixtures("toolkit")
 def test_what_lacks_the_device_is_compiled_for_it(machine: Machine, make_release: MakeRelease, gpus: Pretend) -> None:
     made = make_release(norm("9.0a"))
     gpus("12.0")
