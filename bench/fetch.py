@@ -61,7 +61,8 @@ rows = [line.split() for line in open(listed)]
 with open(os.path.join(out, "..", "curl.conf"), "w") as file:
     for _, _, name in rows:
         file.write(f'url = "{base}/{name}"\\noutput = "{os.path.join(out, name)}"\\n')
-subprocess.run(["curl", "-sfZ", "--no-progress-meter", "--parallel-max", "16", "--create-dirs", "-K", file.name], check=True)
+quiet = ["-sf", "--no-progress-meter"]
+subprocess.run(["curl", "-Z", "--parallel-max", "16", *quiet, "--create-dirs", "-K", file.name], check=True)
 for digest, _, name in rows:
     with open(os.path.join(out, name), "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != digest:
@@ -71,7 +72,7 @@ PEER_ARIA = PEER_CURL.replace(
     """file.write(f'url = "{base}/{name}"\\noutput = "{os.path.join(out, name)}"\\n')""",
     """file.write(f"{base}/{name}\\n  out={name}\\n")""",
 ).replace(
-    """["curl", "-sfZ", "--no-progress-meter", "--parallel-max", "16", "--create-dirs", "-K", file.name]""",
+    """["curl", "-Z", "--parallel-max", "16", *quiet, "--create-dirs", "-K", file.name]""",
     """["aria2c", "-q", "-j16", "-x4", "-d", out, "-i", file.name]""",
 )
 PEER_POOCH = """

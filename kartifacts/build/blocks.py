@@ -21,7 +21,7 @@ from kartifacts.model.digest import Digest
 from kartifacts.model.layout import check_path
 from kartifacts.model.manifest import MAX_BLOCK_RAW
 
-_WINDOW_LOG = 27  # readers accept no more
+_WINDOW_LOG = 26  # readers accept 27; a reader keeps a whole window in memory, and has several threads
 _IN_FLIGHT = 64 << 20  # raw bytes handed to threads at once; a larger block goes alone
 _PIECE = 1 << 20
 

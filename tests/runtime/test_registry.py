@@ -156,6 +156,7 @@ def test_a_child_forked_while_another_thread_compiles_does_not_wait_for_ever(mac
 # -- the shared registry -----------------------------------------------------------------------------------------------
 
 
+@mock.patch("kartifacts.runtime.registry._default", None)  # which another test may have filled
 def test_load_sees_changed_settings_for_what_is_not_loaded_yet(machine: Machine, released: Released) -> None:
     arguments: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
     with mock.patch.dict(os.environ, machine.environ({"jit": "never"}), clear=True):
