@@ -11,11 +11,11 @@ from kartifacts.errors import VerificationError
 from kartifacts.fetch.plan import Part
 from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import KernelEntry
-from kartifacts.store import Store
+from kartifacts.store import Batch, Store
 
 MAX_WINDOW = 1 << 27
 _PIECE = 256 << 10
-_BUDGET = 64 << 20  # bytes of decompression windows at once in this process
+_BUDGET = 32 << 20  # bytes of decompression windows at once in this process
 
 
 class WrongPacking(VerificationError):
@@ -61,7 +61,7 @@ def decompress(compressed: bytes, size: int, *, what: str) -> bytes:
 def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, *, what: str) -> None:
     """Write the wanted kernels of one block into the store, each under its own digest and size."""
     kernels = list(part.kernels)
-    with _windows.spend(min(part.block.size, MAX_WINDOW)):
+    with _windows.spend(min(part.block.size, MAX_WINDOW)), store.batch() as batch:
         while kernels:  # once, unless kernels share bytes
             if not isinstance(compressed, (bytes, bytearray)):
                 compressed.seek(0)
@@ -71,16 +71,16 @@ def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, 
                 if entry.offset < frame.position:
                     later.append(entry)
                 else:
-                    _cut(frame, entry, store)
+                    _cut(frame, entry, batch)
             kernels = later
 
 
-def _cut(frame: _Frame, entry: KernelEntry, store: Store) -> None:
+def _cut(frame: _Frame, entry: KernelEntry, batch: Batch) -> None:
     while frame.position < entry.offset:
         frame.read(min(_PIECE, entry.offset - frame.position))
     end = entry.offset + entry.size
     try:
-        with store.writer(parse_digest(entry.sha256), entry.size, entry.suffix) as writer:
+        with batch.writer(parse_digest(entry.sha256), entry.size, entry.suffix) as writer:
             while frame.position < end:
                 writer.write(frame.read(min(_PIECE, end - frame.position)))
     except WrongPacking:

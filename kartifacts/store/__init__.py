@@ -14,6 +14,6 @@ from __future__ import annotations
 from kartifacts.store.store import Entry, Store
 from kartifacts.store.trust import check_trusted
 from kartifacts.store.upkeep import Damage, GcReport, VerifyReport
-from kartifacts.store.writing import Spool, Writer
+from kartifacts.store.writing import Batch, Spool, Writer
 
-__all__ = ["Damage", "Entry", "GcReport", "Spool", "Store", "VerifyReport", "Writer", "check_trusted"]
+__all__ = ["Batch", "Damage", "Entry", "GcReport", "Spool", "Store", "VerifyReport", "Writer", "check_trusted"]

@@ -16,7 +16,7 @@ from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.store import locking, upkeep
 from kartifacts.store.faults import free_bytes, store_error, storing
 from kartifacts.store.trust import check_trusted
-from kartifacts.store.writing import Spool, Writer, unfit
+from kartifacts.store.writing import Batch, Spool, Writer, unfit
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +113,27 @@ class Store:
             VerificationError: the bytes written are not `size` bytes with this digest.
             StoreError: they cannot be written.
         """
-        path = self.path(digest, suffix)
-        self._make(path.parent, need=size)
-        writer = Writer(path, digest, size, quarantine=self.quarantine)
+        writer = self._begin(digest, size, suffix)
         try:
             yield writer
             writer.install()
         finally:
             writer.close()
+
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        """Write many entries; all of them have appeared when the block ends well, and some may have if it does not."""
+        batch = Batch(self._begin)
+        try:
+            yield batch
+            batch.install()
+        finally:
+            batch.close()
+
+    def _begin(self, digest: Digest, size: int, suffix: str) -> Writer:
+        path = self.path(digest, suffix)
+        self._make(path.parent, need=size)
+        return Writer(path, digest, size, quarantine=self.quarantine)
 
     def put(self, digest: Digest, data: bytes, suffix: str = "") -> Path:
         """Write one entry from memory."""

@@ -7,7 +7,8 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -89,17 +90,38 @@ class Writer:
         self.written += len(piece)
 
     def install(self) -> None:
-        """Check what was written and link it to its name; a name that is taken by the same content is left alone."""
+        """Check what was written, make it durable and link it to its name."""
+        self.seal()
+        self.flush()
+        self.link()
+
+    def seal(self) -> None:
+        """Check what was written; nothing more can be."""
         if self.written != self.size:
             raise self._wrong(f"{self.written} bytes")
         if self._hash.hexdigest() != self.digest:
             raise self._wrong(f"sha256 {self._hash.hexdigest()}")
         with storing("write", self.path, need=self.size):
-            os.fsync(self._descriptor)
             os.fchmod(self._descriptor, 0o444)
+
+    def flush(self) -> None:
+        """Have the bytes on the disk before a name leads to them.
+
+        The name itself is not flushed: after a crash it may be gone, and the entry is fetched again.
+        """
+        with storing("write", self.path, need=self.size):
+            os.fsync(self._descriptor)
+
+    def flush_all(self) -> bool:
+        """Have everything on the disk that was written to this file system; False where that cannot be done at once."""
+        with storing("write", self.path, need=self.size):
+            return _flush_file_system(self._descriptor)
+
+    def link(self) -> None:
+        """Link the file to its name; a name that is taken by the same content is left alone."""
+        with storing("write", self.path, need=self.size):
             for _ in range(3):
                 if self._linked() or self._winner_is_good():
-                    self._sync_directory()
                     return
         raise StoreError(f"cannot write {str(self.path)!r}: something wrong is put there again and again")
 
@@ -165,11 +187,57 @@ class Writer:
             self._quarantine(self.path)
         return not reason
 
-    def _sync_directory(self) -> None:
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+class Batch:
+    """Entries that are flushed together: one flush of the file system costs less than one for each of many files."""
+
+    _MOST = 64  # files held open
+
+    def __init__(self, begin: Callable[[Digest, int, str], Writer]) -> None:
+        self._begin = begin
+        self._sealed: list[Writer] = []
+
+    @contextmanager
+    def writer(self, digest: Digest, size: int, suffix: str = "") -> Iterator[Writer]:
+        """As `Store.writer`, but the entry appears by the end of the batch."""
+        writer = self._begin(digest, size, suffix)
         try:
-            os.fsync(directory)
-        except OSError as error:
-            log.debug("fsync of %s: %s", self.path.parent, error)  # some network file systems refuse it
+            yield writer
+            writer.seal()
+        except BaseException:
+            writer.close()
+            raise
+        self._sealed.append(writer)
+        if len(self._sealed) >= self._MOST:
+            self.install()
+
+    def install(self) -> None:
+        """Let everything that is complete appear."""
+        try:
+            if not (len(self._sealed) > 1 and self._sealed[0].flush_all()):
+                for writer in self._sealed:
+                    writer.flush()
+            for writer in self._sealed:
+                writer.link()
         finally:
-            os.close(directory)
+            self.close()
+
+    def close(self) -> None:
+        for writer in self._sealed:
+            writer.close()
+        self._sealed.clear()
+
+
+def _flush_file_system(descriptor: int) -> bool:
+    """Flush the file system that an open file is on; False where that cannot be done."""
+    import ctypes
+
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if syncfs is None:
+        return False
+    if syncfs(descriptor) != 0:
+        failed = ctypes.get_errno()
+        if failed not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(failed, os.strerror(failed))
+        return False
+    return True
