@@ -30,9 +30,16 @@ def test_it_agrees_with_the_reference(arrays: Any, reference: Any, op: str, shap
     out = arrays.poisoned(*shape)
     assert getattr(ops, op)(x, *given, eps=1e-5, out=out) is out
     expected = reference(op)(before, *map(arrays.read, given), 1e-5)
-    arrays.check(out, expected)
-    arrays.check(getattr(ops, op)(x, *given, eps=1e-5), expected)
+    slack = rounding_of_the_mean(before, arrays.read(weight), 1e-5) if op == "layernorm" else 0.0
+    arrays.check(out, expected, slack)
+    arrays.check(getattr(ops, op)(x, *given, eps=1e-5), expected, slack)
     np.testing.assert_array_equal(arrays.read(x), before)
+
+
+def rounding_of_the_mean(x: Any, weight: Any, eps: float) -> Any:
+    """What a row of nearly equal elements may be off: one float32 rounding of its mean, magnified."""
+    rounding = 2.0**-23 * np.abs(x).max(-1, keepdims=True)
+    return rounding / np.sqrt(x.var(-1, keepdims=True) + eps) * np.abs(weight)
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0), (2, 0, 5), (0,)], ids=str)
