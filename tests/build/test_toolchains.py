@@ -310,3 +310,20 @@ def test_a_real_toolkit_builds_in_every_layout(
         (root / name).symlink_to(target)
     built = compile_specs([make_spec(arch=parse_arch("8.0"))], make_settings(CUDA_HOME=str(root))).kernels[0]
     assert inspect(built.path).archs == (parse_arch("8.0"),)
+
+
+def test_the_wheels_of_the_cuda_extra_are_a_whole_compiler(
+    make_settings: MakeSettings,
+    make_spec: Callable[..., Spec],
+    monkeypatch: pytest.MonkeyPatch,
+    path_without_nvcc: str,
+) -> None:
+    wheels = [*nvcc._wheels()]
+    if not wheels:
+        pytest.skip("the cuda extra is not installed: pip install 'kartifacts[cuda]'")
+    monkeypatch.setattr(nvcc, "USUAL", Path("/nonexistent/cuda"))
+    settings = make_settings(PATH=path_without_nvcc)
+    found = nvcc.discover(settings)
+    assert found.root == wheels[0]
+    built = compile_specs([make_spec(arch=parse_arch("9.0a"))], settings).kernels[0]
+    assert inspect(built.path).archs == (parse_arch("9.0a"),)
