@@ -153,6 +153,19 @@ def test_wrong_bytes_everywhere_are_an_error_and_no_compiler_is_started(
         assert registry.load(**OP).origin == mirror.url  # the same process recovers once the mirror does
 
 
+def test_what_was_built_here_before_does_not_answer_wrong_bytes_either(
+    machine: Machine, released: Released, tmp_path: Path
+) -> None:
+    assert machine.registry().load(**OP).origin == "jit"
+    shutil.copytree(released.path, tmp_path / "image")
+    for digest in parts_of(released).values():
+        blob = tmp_path / "image/blobs/sha256" / digest
+        blob.write_bytes(bytes(blob.stat().st_size))
+        with pytest.raises(VerificationError, match=digest):
+            machine.registry(path=tmp_path / "image", lock=released.lock_file).load(**OP)
+        shutil.copy(released.path / "blobs/sha256" / digest, blob)
+
+
 @pytest.mark.parametrize("part", ["release", "manifest", "table", "pack"])
 def test_switching_verification_off_does_not_let_wrong_bytes_of_a_mirror_in(
     machine: Machine, released: Released, part: str
