@@ -20,7 +20,9 @@ def check_trusted(path: Path) -> None:
     pending = list(reversed(os.path.abspath(path).split(os.sep)[1:]))
     here = os.sep
     links = 0
-    _check(here)
+    owners = {0, os.geteuid()}
+    unmapped = _unmapped_root()
+    _check(here, owners | unmapped)
     while pending:
         name = pending.pop()
         if name in ("", "."):
@@ -30,7 +32,8 @@ def check_trusted(path: Path) -> None:
             continue
         step = os.path.join(here, name)
         try:
-            target = _check(step)
+            # Where everybody may make names, one that belongs to somebody unknown need not be root's.
+            target = _check(step, owners | unmapped if unmapped and not _is_open(here) else owners)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -46,10 +49,26 @@ def check_trusted(path: Path) -> None:
             here = os.sep
 
 
-def _check(step: str) -> str | None:
+def _unmapped_root() -> set[int]:
+    """The user that root appears as in a name space of users that does not know it, as rootless containers are."""
+    owner = os.lstat(os.sep).st_uid
+    if owner == 0:
+        return set()
+    try:
+        unknown = int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError):
+        return set()
+    return {owner} & {unknown}
+
+
+def _is_open(directory: str) -> bool:
+    return bool(os.stat(directory).st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _check(step: str, owners: set[int]) -> str | None:
     """Check one component; gives the target of a link."""
     found = os.lstat(step)
-    if found.st_uid not in (0, os.geteuid()):
+    if found.st_uid not in owners:
         raise StoreError(
             f"{step!r} belongs to user {found.st_uid}: expected root or user {os.geteuid()}, who runs this process",
             hint="another user's files are used through KARTIFACTS_PATH, where they are checked and copied; "

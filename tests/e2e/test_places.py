@@ -131,6 +131,40 @@ def test_a_user_without_name_home_or_write_access_loads_from_what_root_installed
     assert (warm.seen, warm.result["origin"]) == ([], str(public / "store"))
 
 
+def test_a_container_without_root_uses_its_store_though_the_directories_above_belong_to_nobody_it_knows(
+    filled: dict[str, Any], machine: Machine, public: Path
+) -> None:
+    """In a name space of users that maps this user only, root's directories appear as those of an unknown user."""
+    shutil.copytree(machine.store, public / "store")
+    shutil.copy(filled["lock"], public / "kartifacts.lock")
+    prefix = ["unshare", "--map-root-user"]
+    if os.geteuid() == 0:
+        subprocess.run(["chown", "-R", str(NOBODY), public], check=True)
+        prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *prefix]
+    see = machine.watching("result = os.lstat('/').st_uid", prefix=prefix)
+    done = subprocess.run(see, env=machine.environ({}), cwd=public, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or json.loads(done.stdout)["result"] == 0:
+        pytest.skip("needs name spaces of users, and a Python environment that other users can read")
+    settings: dict[str, Any] = {"lock": public / "kartifacts.lock", "HOME": public, "jit": "never"}
+    command = machine.watching(LOAD, prefix=prefix)
+
+    def load(store: Path) -> subprocess.CompletedProcess[str]:
+        environ = machine.environ({**settings, "store": store})
+        return subprocess.run(command, env=environ, cwd=public, capture_output=True, text=True, check=False)
+
+    warm = load(public / "store")
+    assert warm.returncode == 0, warm.stderr
+    assert json.loads(warm.stdout)["result"]["origin"] == "store"
+    (public / "open").mkdir()
+    (public / "open").chmod(0o1777)
+    shutil.copytree(public / "store", public / "open/store")
+    if os.geteuid() == 0:  # whoever placed this where everybody may place things is unknown there
+        subprocess.run(["chown", "-R", str(NOBODY + 1), public / "open/store"], check=True)
+        refused = load(public / "open/store")
+        assert refused.returncode != 0
+        assert "open/store' belongs to user" in refused.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a directory that this user cannot read")
 def test_a_workspace_that_cannot_be_read_does_not_keep_a_mirror_from_being_asked(
     released: Released, machine: Machine, public: Path
