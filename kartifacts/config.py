@@ -328,7 +328,7 @@ def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: 
 def _default_lock(environ: Mapping[str, str]) -> Path | None:
     home = _config_home(environ)
     path = home / "kartifacts.lock" if home else None
-    return path if path is not None and path.is_file() else None
+    return path if path is not None and os.path.isfile(path) else None  # Path.is_file fails in another's home
 
 
 assert {f.name for f in fields(Settings)} >= set(_BY_FIELD)

@@ -152,6 +152,13 @@ def test_only_the_command_line_prints_exits_and_sets_up_logging() -> None:
         assert found == [], path
 
 
+def test_a_place_that_a_user_names_is_looked_at_without_failing() -> None:
+    """`Path.is_dir` and its like raise below a directory that may not be searched, where os.path answers False."""
+    for module in ("config", "publish/repository", "cli/flows/producing", "build/foreign", "diagnostics/doctor"):
+        names = {name.rpartition(".")[2] for name, _, _ in calls_and_names(PACKAGE / f"{module}.py")}
+        assert not names & {"is_dir", "is_file", "exists"}, module
+
+
 def test_torch_is_named_only_where_an_array_of_it_was_given() -> None:
     for path in MODULES:
         imported = {
@@ -231,7 +238,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(pip, check=True, capture_output=True)
     [site] = root.glob("lib/python*/site-packages")
-    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    borrowed = {place for place in sys.path if place.endswith("-packages")}
     (site / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
     return python
 

@@ -141,11 +141,11 @@ class _Counted:
 
 def _files(tree: Path, without: Sequence[str]) -> dict[str, os.stat_result]:
     """Every file of the tree by its path relative to it."""
-    if not tree.is_dir():
+    if not os.path.isdir(tree):
         raise ConfigError(f"cannot import {str(tree)!r}: it is not a directory")
     left_out = [os.path.normpath(path) for path in without]
     for path in left_out:
-        if not (tree / path).is_dir() or path.startswith(("..", "/")):
+        if not os.path.isdir(tree / path) or path.startswith(("..", "/")):
             raise ConfigError(f"cannot leave {path!r} out: there is no such directory in {str(tree)!r}")
     found: dict[str, os.stat_result] = {}
     try:

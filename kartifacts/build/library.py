@@ -269,7 +269,7 @@ def _root_of(place: str | Path) -> Path:
         raise ConfigError(f"entry point {place!r} names the package {top!r}, which is broken: {error}") from error
     for location in (spec.submodule_search_locations if spec else None) or ():
         root = Path(location, *parts)
-        if root.is_dir():
+        if os.path.isdir(root):
             return root
     raise ConfigError(f"entry point {place!r} names no directory of an installed package")
 
@@ -392,7 +392,7 @@ def _included(root: Path, path: str, content: bytes) -> Iterator[str]:
             raise ConfigError(f"{path} includes {shown!r}, which cannot be followed", hint="include a file by its name")
         name = (quoted or angled).decode(errors="replace")
         for place in (home, INCLUDE) if quoted else (INCLUDE,):
-            if (root / place / name).is_file():
+            if os.path.isfile(root / place / name):
                 yield inside(place, name, f"an include in {path}")
                 break
 

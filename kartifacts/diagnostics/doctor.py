@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -60,7 +61,7 @@ def _places(settings: Settings) -> Iterator[Finding]:
         size = sum(entry.size for entry in entries)
         yield Finding("store", True, f"{settings.store}: {len(entries)} entries, {size} bytes")
     for path in settings.path:
-        there = path.is_dir()
+        there = os.path.isdir(path)
         yield Finding("directory", there, f"{path}" if there else f"{path} of KARTIFACTS_PATH is not a directory")
     for mirror in settings.shown()["mirrors"][0].split():
         yield Finding("mirror", True, f"{mirror} (not asked)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ class Repository:
             ConfigError: there is none.
             VerificationError: a name is malformed, or one version has two contents.
         """
-        if not self.path.is_dir():
+        if not os.path.isdir(self.path):
             raise ConfigError(f"{str(self.path)!r} is not a repository: there is no such directory")
         found: dict[tuple[str, str], Pin] = {}
         for place in sorted((self.path / "targets").glob("*/*/*.index.json")):

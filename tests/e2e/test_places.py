@@ -126,6 +126,15 @@ def test_a_user_without_name_home_or_write_access_loads_from_what_root_installed
     private.mkdir(mode=0o700)
     warm = machine.watched(LOAD, prefix=prefix, jit="never", **{**settings, "HOME": private})
     assert (warm.seen, warm.result["origin"]) == ([], "store")
+    code = """
+import kartifacts, kartifacts.errors
+try:
+    kartifacts.load("norm/rmsnorm", device="cpu", dtype="float32")
+except kartifacts.errors.KartifactsError as error:
+    result = type(error).__name__
+"""
+    hidden: dict[str, Any] = {"HOME": private, "store": None, "workspace": None, "path": private, "CUDA_HOME": private}
+    assert machine.watched(code, prefix=prefix, jit="never", **hidden).result in ("MissingKernel", "StoreError")
     settings |= {"HOME": "/", "path": public / "store", "store": None, "TMPDIR": public}
     warm = machine.watched(LOAD, prefix=prefix, jit="never", **settings)
     assert (warm.seen, warm.result["origin"]) == ([], str(public / "store"))

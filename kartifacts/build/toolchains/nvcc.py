@@ -134,7 +134,7 @@ def _misspelt(value: str) -> str:
 
 
 def _judged(place: str, root: Path, problem: str) -> Candidate:
-    if not problem and not root.is_dir():
+    if not problem and not os.path.isdir(root):
         problem = "no such directory"
     if not problem and not os.access(root / "bin/nvcc", os.X_OK):
         problem = "it has no bin/nvcc that can be run"
@@ -144,7 +144,7 @@ def _judged(place: str, root: Path, problem: str) -> Candidate:
 def _of_program(settings: Settings, program: Path) -> Candidate:
     """The toolkit of an nvcc on PATH, which may be a link or a script that starts the real one."""
     root = Path(os.path.realpath(program)).parent.parent
-    if (root / "nvvm/bin/cicc").is_file():
+    if os.path.isfile(root / "nvvm/bin/cicc"):
         return str(program), root, ""
     try:
         facts = probe.remembered(settings, "nvcc on PATH", [program], partial(_ask_for_root, settings, program))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def build(settings: Settings, *, ops: str, out: Path, library: str, version: str
 
     start = time.monotonic()
     check_name(version, "version")  # this and the lock now, not after hours of compiling
-    if lock is not None and lock.exists():
+    if lock is not None and os.path.lexists(lock):
         read_lock(lock)
     source = next((found for found in libraries.discover() if found.name == library), None)
     if source is None:
