@@ -186,7 +186,7 @@ class Registry:
                     return found
             refusals.extend(refusal for refusal in asked if refusal not in refusals)
         if wrong:
-            wrong[-1].refusals = tuple(refusals)
+            wrong[-1].refusals = tuple(refusal for refusal in refusals if refusal.reason != wrong[-1].message)
             raise wrong[-1]
         return None
 

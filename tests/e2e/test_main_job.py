@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kartifacts.testing import Mirror
-from tests.conftest import CALL, CPU_ARCHS, Machine, Released
+from kartifacts.testing import Mirror, faults
+from tests.conftest import CALL, CPU_ARCHS, Compiler, Machine, Released
 
 CHECKOUT = Path(__file__).parents[2]
 TOLERANCE = {"float16": 5e-4, "float32": 1e-6}  # relative, of a whole array
@@ -94,6 +95,34 @@ def test_a_prefetched_release_serves_every_op_with_the_mirror_gone(released: Rel
             assert kernel.origin == "store"
             assert kernel.arch == released.best
             assert callable(getattr(kernel, op.partition("/")[2]))
+
+
+def outputs(machine: Machine, count: int, code: str, **settings: Any) -> list[Any]:
+    """What `count` processes that start together find."""
+    command = machine.watching(code, "float32")
+    environ = machine.environ(settings)
+    running = [subprocess.Popen(command, env=environ, cwd=machine.home, stdout=subprocess.PIPE) for _ in range(count)]
+    found = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0] * count
+    return [json.loads(out.splitlines()[-1])["result"] for out in found]
+
+
+def test_many_cold_processes_ask_for_each_blob_once(released: Released, machine: Machine) -> None:
+    with Mirror(released.path) as mirror:
+        mirror.order(faults.delay(0.5))  # so that they all meet
+        found = outputs(machine, 8, WARM, lock=released.lock_file, mirrors=mirror.url, jit="never")
+        paths = [request.path for request in mirror.requests]
+    assert sorted(paths) == sorted(set(paths))
+    assert len(paths) == 4  # release, manifest, table, pack
+    assert len({result["path"] for result in found}) == 1
+    assert all(result["error"] < TOLERANCE["float32"] for result in found)
+
+
+def test_many_cold_processes_compile_once(machine: Machine, compiler: Compiler) -> None:
+    found = outputs(machine, 8, WARM, cxx=compiler.path)
+    assert compiler.compiled == 2  # the kernel and its binding
+    assert len({result["path"] for result in found}) == 1
+    assert all(result["error"] < TOLERANCE["float32"] for result in found)
 
 
 def test_the_ops_a_user_calls_come_from_the_mirror_too(released: Released, machine: Machine) -> None:
