@@ -209,22 +209,28 @@ def defined_versions(image: mmap.mmap | bytes) -> list[str]:
     """
     if image[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not a 64-bit little-endian ELF file")
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    size, count = struct.unpack_from("<HH", image, 0x3A)
+    (table,) = _unpack("<Q", image, 0x28)
+    size, count = _unpack("<HH", image, 0x3A)
     names = []
     for index in range(count):
-        _, kind, _, _, offset, _, link, entries, _, _ = struct.unpack_from("<IIQQQQIIQQ", image, table + index * size)
+        _, kind, _, _, offset, _, link, entries, _, _ = _unpack("<IIQQQQIIQQ", image, table + index * size)
         if kind != 0x6FFFFFFD:  # SHT_GNU_verdef
             continue
-        (strings,) = struct.unpack_from("<Q", image, table + link * size + 24)
+        (strings,) = _unpack("<Q", image, table + link * size + 24)
         for _ in range(entries):
-            first, step = struct.unpack_from("<12xII", image, offset)
-            start = strings + struct.unpack_from("<I", image, offset + first)[0]
+            first, step = _unpack("<12xII", image, offset)
+            start = min(strings + _unpack("<I", image, offset + first)[0], len(image))
             names.append(image[start : image.find(b"\0", start)].decode("ascii", "replace"))
             if step == 0:
                 break
             offset += step
     return names
+
+
+def _unpack(layout: str, image: mmap.mmap | bytes, offset: int) -> tuple[int, ...]:
+    if offset > len(image):  # a number that struct itself cannot even compare
+        raise ValueError(f"an offset of {offset} in a file of {len(image)} bytes")
+    return struct.unpack_from(layout, image, offset)
 
 
 # -- devices -----------------------------------------------------------------------------------------------------------
