@@ -74,12 +74,16 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
 
 @click.command("verify")
 @click.argument("repository", required=False, type=_DIRECTORY)
+@_selecting
 @json_option
-def verify_command(repository: Path | None, as_json: bool) -> None:
-    """Hash everything in the store, or in a REPOSITORY directory, and say what is damaged or missing; no network."""
+def verify_command(repository: Path | None, library: str | None, ops: str, archs: str, as_json: bool) -> None:
+    """Hash everything in the store, or in a REPOSITORY directory, and say what is damaged or missing; no network.
+
+    Of the store, every entry is read again; the options say which pinned kernels have to be there.
+    """
     from kartifacts.cli import flows
 
-    report = flows.verify(config.read(), repository)
+    report = flows.verify(config.read(), repository, flows.Selection(library, ops, archs, ()))
     lines = [*(f"damaged: {name}" for name in report["damaged"]), *(f"missing: {name}" for name in report["missing"])]
     lines.append(f"{report['place']}: {report['checked']} objects checked, {len(lines)} faults")
     emit(as_json, report, "\n".join(lines))

@@ -126,7 +126,13 @@ def publish_command(
 
 @click.command("lock")
 @click.argument("repository", type=_DIRECTORY)
-@click.option("--out", "lock", required=True, type=_FILE, help="The kartifacts.lock to write or add to.")
+@click.option(
+    "--out",
+    "lock",
+    required=True,
+    type=_FILE,
+    help="The kartifacts.lock to write or add to; another version of a library in it is replaced.",
+)
 @click.option("--library", default=None, help="Pin this library only.")
 @click.option("--release-version", default=None, help="Pin this version, where the repository holds several.")
 @json_option

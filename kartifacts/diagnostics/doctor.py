@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from kartifacts import __version__
@@ -59,12 +60,24 @@ def _places(settings: Settings) -> Iterator[Finding]:
         yield Finding("store", False, str(error))
     else:
         size = sum(entry.size for entry in entries)
-        yield Finding("store", True, f"{settings.store}: {len(entries)} entries, {size} bytes")
+        yield Finding("store", *_usable(settings.store, f"{len(entries)} entries, {size} bytes", full=bool(entries)))
+    yield Finding("workspace", *_usable(settings.workspace, "for what is compiled here", full=False))
     for path in settings.path:
         there = os.path.isdir(path)
         yield Finding("directory", there, f"{path}" if there else f"{path} of KARTIFACTS_PATH is not a directory")
     for mirror in settings.shown()["mirrors"][0].split():
         yield Finding("mirror", True, f"{mirror} (not asked)")
+
+
+def _usable(path: Path, text: str, *, full: bool) -> tuple[bool, str]:
+    """Whether a directory can be written, or made; one that holds something is of use without."""
+    place = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK) and os.statvfs(place).f_blocks:
+        return True, f"{path}: {text}"
+    return (
+        full,
+        f"{path}: {text}; nothing can be written, since {str(place)!r} is not a directory that this user may write",
+    )
 
 
 def _host() -> Iterator[Finding]:
@@ -93,8 +106,9 @@ def _compilers(settings: Settings) -> Iterator[Finding]:
 
     for kind in ("cxx", "nvcc"):
         try:
-            fingerprint = toolchains.find(kind, settings).fingerprint
+            found = toolchains.find(kind, settings)
         except KartifactsError as error:
             yield Finding(kind, True, f"not usable: {error}")
         else:
-            yield Finding(kind, True, ", ".join(f"{name} {value}" for name, value in sorted(fingerprint.items())))
+            made_of = ", ".join(f"{name} {value}" for name, value in sorted(found.fingerprint.items()))
+            yield Finding(kind, True, f"{found.place}: {made_of}")

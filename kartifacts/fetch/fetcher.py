@@ -111,6 +111,15 @@ class Fetcher:
                 return path
         return self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
 
+    def place(self, bundle: Bundle, entry: KernelEntry) -> Path | None:
+        """Where an entry can be had without a socket: as `find`, or the pack of a local source that holds it."""
+        found = self.find(entry)
+        if found is not None:
+            return found
+        pack = bundle.manifest.layers[bundle.table.blocks[entry.block].pack]
+        packs = (source.blob(pack.sha256, pack.size) for source in self.sources if source.local)
+        return next((path for path in packs if path is not None), None)
+
     def origin_of(self, entry: KernelEntry) -> str:
         """The name of the source that gave an entry to this process, or ``store`` if it was there before."""
         return self._transfer.origins.get(entry.sha256, "store")

@@ -236,11 +236,13 @@ class Transfer:
                 source=wrong[-1].source,
                 expected=wrong[-1].expected,
                 actual=wrong[-1].actual,
-                hint="nothing was installed; the mirror's owner should compare these files with the release",
+                hint="no wrong byte was installed; the mirror's owner should compare these files with the release",
             )
         hint = (
             "run `kartifacts fetch` where there is a network, or name a directory that holds it in KARTIFACTS_PATH"
-            if self._settings.offline or not self._settings.mirrors
+            if self._settings.offline
+            else "name a mirror in KARTIFACTS_MIRRORS, or a directory that holds it in KARTIFACTS_PATH"
+            if not self._settings.mirrors
             else "see that the mirrors in KARTIFACTS_MIRRORS hold the whole release"
         )
         return ArtifactUnavailable(f"{label} is not available", refusals=tuple(places), hint=hint)

@@ -345,7 +345,11 @@ _default: Registry | None = None
 
 
 def load(op: str, *, device: str | None = None, **axes: object) -> Kernel:
-    """`Registry.load` on a registry that this process shares.
+    """Load one specialisation of an op for one device: `Registry.load` on a registry that this process shares.
+
+    Takes an op (``norm/rmsnorm``), a device (``cpu``, ``cuda``, ``cuda:N``; None chooses) and every axis that the op
+    declares (``dtype="bfloat16"``); raises what `Registry.load` raises.  What it gives has the op's functions as
+    attributes; what they take stands in the op's binding, e.g. ``rmsnorm(x, weight, out, eps)``.
 
     Changed settings are seen by the next call that finds its kernel not loaded yet.
     """

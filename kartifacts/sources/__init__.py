@@ -53,6 +53,10 @@ class Source(Protocol):
         """
         ...
 
+    def blob(self, digest: Digest, size: int) -> Path | None:
+        """The path of a blob, unread, if this source is local and holds one of that size."""
+        ...
+
     def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:
         """The path of a raw, unpacked kernel that can be used in place, if this source holds one."""
         ...

@@ -51,13 +51,11 @@ class DirectorySource:
             file.seek(start)
             yield Pieces(_pieces(file, path, size - start if length is None else length), path)
 
+    def blob(self, digest: Digest, size: int) -> Path | None:
+        return _of_size(self.path / blob_path(digest), size)
+
     def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:
-        path = self.path / "v1" / "sha256" / digest[:2] / (digest + suffix)
-        try:
-            found = os.stat(path)
-        except OSError:  # whatever keeps it from being used in place, its bytes may still come from elsewhere
-            return None
-        return path if stat.S_ISREG(found.st_mode) and found.st_size == size else None
+        return _of_size(self.path / "v1" / "sha256" / digest[:2] / (digest + suffix), size)
 
     def _open(self, digest: Digest) -> tuple[str, int]:
         blob = os.path.join(self.path, blob_path(digest))
@@ -68,6 +66,14 @@ class DirectorySource:
         if not os.path.isdir(self.path):
             raise SourceError("is not a directory", missing=True)
         raise SourceError(f"does not hold {blob_path(digest)}", missing=True)
+
+
+def _of_size(path: Path, size: int) -> Path | None:
+    try:
+        found = os.stat(path)
+    except OSError:  # whatever keeps it from being used in place, its bytes may still come from elsewhere
+        return None
+    return path if stat.S_ISREG(found.st_mode) and found.st_size == size else None
 
 
 def _open(path: str) -> int | None:

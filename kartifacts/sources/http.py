@@ -69,6 +69,9 @@ class HttpSource:
         finally:
             transfer.close()
 
+    def blob(self, digest: Digest, size: int) -> Path | None:  # noqa: ARG002  the protocol's names
+        return None
+
     def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
 

@@ -41,6 +41,11 @@ class Toolchain(Protocol):
     def kind(self) -> str: ...
 
     @property
+    def place(self) -> Path:
+        """Where it was found; for people, and part of no identity."""
+        ...
+
+    @property
     def fingerprint(self) -> dict[str, str]: ...
 
     def check(self, spec: Spec) -> None:

@@ -40,6 +40,10 @@ class Cxx:
 
     kind = "cxx"
 
+    @property
+    def place(self) -> Path:
+        return self.path
+
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         return {"kind": self.kind, **self.facts, "flags": " ".join((*COMPILE, *LINK))}

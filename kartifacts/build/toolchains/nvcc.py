@@ -47,6 +47,10 @@ class Nvcc:
 
     kind = "nvcc"
 
+    @property
+    def place(self) -> Path:
+        return self.root
+
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         own = {name: self.facts[name] for name in ("version", "ptxas", "cicc", "cudart", "cccl")}

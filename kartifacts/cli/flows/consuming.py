@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ def status(settings: Settings, selection: Selection) -> Report:
     for pin in pins_of(registry, selection):
         for bundle in fetcher.bundles(pin):
             entries = entries_here(bundle)
-            kept = None if entries is None else [entry for entry in entries if selection.takes(entry)]
+            kept = None if entries is None else [entry for entry in entries if selection.takes(bundle, entry)]
             if kept == [] or all(runs(bundle, device) is None for device in devices):
                 continue
             rows.append(
@@ -88,7 +89,7 @@ def status(settings: Settings, selection: Selection) -> Report:
                     "family": bundle.descriptor.note("family"),
                     "arch": bundle.descriptor.note("arch"),
                     "kernels": None if kept is None else len(kept),
-                    "present": sum(fetcher.find(entry) is not None for entry in kept or ()),
+                    "present": sum(fetcher.place(bundle, entry) is not None for entry in kept or ()),
                 }
             )
     stored = list(fetcher.store.entries())
@@ -113,15 +114,15 @@ def listing(settings: Settings, selection: Selection) -> list[dict[str, Any]]:
             "arch": bundle.descriptor.note("arch"),
             "size": entry.size,
             "sha256": entry.sha256,
-            "place": str(place) if (place := fetcher.find(entry)) is not None else None,
+            "place": str(place) if (place := fetcher.place(bundle, entry)) is not None else None,
         }
         for pin, bundle, entries in choose(registry, selection, local=True)
         for entry in entries
     ]
 
 
-def verify(settings: Settings, repository: Path | None) -> Report:
-    """Hash everything in a repository, or in the store, where pinned kernels that are missing count too."""
+def verify(settings: Settings, repository: Path | None, selection: Selection) -> Report:
+    """Hash everything in a repository, or in the store, where selected kernels that are missing count too."""
     if repository is not None:
         from kartifacts.publish.verify import verify_repository
 
@@ -137,13 +138,21 @@ def verify(settings: Settings, repository: Path | None) -> Report:
     fetcher = registry.local_fetcher()
     report = fetcher.store.verify()
     missing = []
-    for pin in registry.lock.releases:
+    devices = devices_of(selection.archs) or [None]
+    for pin in pins_of(registry, selection) if registry.lock.releases else ():
+        one = replace(selection, library=pin.library)
         try:
-            for bundle in fetcher.bundles(pin):
-                entries = entries_here(bundle)
-                if entries is None:
-                    missing.append(f"kernel table of {bundle.name}")
-                missing += [f"{entry.uri} of {bundle.name}" for entry in entries or () if fetcher.find(entry) is None]
+            missing += [
+                f"kernel table of {bundle.name}"
+                for bundle in fetcher.bundles(pin)
+                if entries_here(bundle) is None and any(runs(bundle, device) is not None for device in devices)
+            ]
+            missing += [
+                f"{entry.uri} of {bundle.name}"
+                for _, bundle, entries in choose(registry, one, local=True)
+                for entry in entries
+                if fetcher.place(bundle, entry) is None
+            ]
         except ArtifactUnavailable:
             missing.append(f"release index of {pin.library} {pin.version}")
     return {

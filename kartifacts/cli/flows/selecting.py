@@ -30,8 +30,8 @@ class Selection:
     def words(self) -> list[str]:
         return self.ops.replace(",", " ").split()
 
-    def takes(self, entry: KernelEntry) -> bool:
-        named = not self.words or any(called(entry, word) for word in self.words)
+    def takes(self, bundle: Bundle, entry: KernelEntry) -> bool:
+        named = not self.words or any(called(bundle, entry, word) for word in self.words)
         return named and (not self.paths or entry.uri in self.paths)
 
     def check(self, chosen: list[Chosen]) -> None:
@@ -43,17 +43,18 @@ class Selection:
         for word in self.words or [""]:
             for device in devices_of(self.archs) or [None]:
                 if not any(
-                    runs(bundle, device) is not None and any(not word or called(entry, word) for entry in entries)
+                    runs(bundle, device) is not None
+                    and any(not word or called(bundle, entry, word) for entry in entries)
                     for _, bundle, entries in chosen
                 ):
                     what, where = f" of {word!r}" if word else "", f" runs on {device}" if device else " is there"
                     raise ArtifactUnavailable(f"no selected kernel{what}{where}; nothing was fetched", hint=hint)
 
 
-def called(entry: KernelEntry, word: str) -> bool:
+def called(bundle: Bundle, entry: KernelEntry, word: str) -> bool:
     """Whether `word` names the op of an entry, its family or its path."""
     name = entry.uri.partition("?")[0]
-    return name == word or name.startswith(f"{word}/") or name.endswith(f"/{word}")
+    return word in (name, bundle.descriptor.note("family")) or name.startswith(f"{word}/") or name.endswith(f"/{word}")
 
 
 Chosen = tuple[Pin, "Bundle", list[KernelEntry]]
@@ -92,7 +93,7 @@ def choose(registry: Registry, selection: Selection, *, local: bool) -> Iterator
                 new = [
                     entry
                     for entry in entries or ()
-                    if selection.takes(entry)
+                    if selection.takes(bundle, entry)
                     and (device is None or (abi, entry.uri) not in done)
                     and (bundle.descriptor.digest, entry.uri) not in taken
                 ]
