@@ -294,7 +294,9 @@ def _home(environ: Mapping[str, str]) -> Path | None:
             home = pwd.getpwuid(os.getuid()).pw_dir
         except KeyError:
             return None
-    return Path(home) if os.path.isabs(home) and os.path.isdir(home) and home != "/" else None
+    return (
+        Path(home) if os.path.isabs(home) and os.path.isdir(home) and os.access(home, os.X_OK) and home != "/" else None
+    )
 
 
 def _config_home(environ: Mapping[str, str]) -> Path | None:

@@ -7,8 +7,10 @@ there is not made again, and no time of a file is ever looked at.  The AOT build
 from __future__ import annotations
 
 import logging
+import os
 import re
 import resource
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -168,9 +170,19 @@ class _Plan:
         return found
 
 
-def _sound(path: Path) -> bool:
+def _made(path: Path) -> bool:
+    """Whether a step has made something."""
     with suppress(OSError):
         return path.is_file() and path.stat().st_size > 0
+    return False
+
+
+def _sound(path: Path) -> bool:
+    """Whether an object that was kept may be linked: there, and nobody else's to change."""
+    with suppress(OSError):
+        found = path.lstat()
+        planted = found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return stat.S_ISREG(found.st_mode) and found.st_size > 0 and not planted
     return False
 
 
@@ -234,7 +246,7 @@ class _Run:
             self.progress(len(self.done), len(self.plan.steps), step.title)
 
     def _keep_output(self, step: Step) -> None:
-        if not _sound(step.output):
+        if not _made(step.output):
             raise BuildError(
                 f"{step.title}: the command succeeded but made no file, or an empty one",
                 command=step.shell,

@@ -151,7 +151,8 @@ def keep(staged: Path, workspace: Path, spec: Spec, record: Record) -> BuiltKern
     home = folder(workspace, spec)
     with storage_errors(workspace):
         (staged / RECORD).write_bytes(canonical_json(msgspec.to_builtins(record)))
-        (staged / FILE).chmod(0o444)
+        for name in (FILE, RECORD):
+            (staged / name).chmod(0o444)
         staged.chmod(staged.stat().st_mode & ~0o002)
         for path in (staged / FILE, staged / RECORD, staged):
             sync(path)

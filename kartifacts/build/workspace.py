@@ -159,6 +159,7 @@ def replace_file(path: Path, content: bytes) -> None:
         make_folder(path.parent)
         try:
             temporary.write_bytes(content)
+            temporary.chmod(0o644)  # whatever the umask: code is linked and run from here
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -174,6 +175,7 @@ def share_file(source: Path, target: Path) -> None:
                 os.link(source, temporary)
             except OSError:  # no hard links here
                 shutil.copyfile(source, temporary)
+            temporary.chmod(0o444)
             sync(temporary)
             os.replace(temporary, target)
         finally:

@@ -117,7 +117,7 @@ class Fetcher:
         if found is not None:
             return found
         pack = bundle.manifest.layers[bundle.table.blocks[entry.block].pack]
-        packs = (source.blob(pack.sha256, pack.size) for source in self.sources if source.local)
+        packs = (source.blob(pack.sha256, pack.size) for source in self.sources if source.local and not source.mirror)
         return next((path for path in packs if path is not None), None)
 
     def origin_of(self, entry: KernelEntry) -> str:

@@ -277,7 +277,7 @@ class _Stream:
 
 
 def _refused(refusals: list[Refusal], source: Source, error: SourceError | VerificationError, label: str) -> None:
-    refusal = Refusal(source.name, error.message)
+    refusal = Refusal(source.name, f"{error.message} ({error.hint})" if error.hint else error.message)
     if refusal in refusals:  # the same fault again, in another round
         return
     refusals.append(refusal)

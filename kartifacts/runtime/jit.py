@@ -8,13 +8,14 @@ from kartifacts.build.kept import BuiltKernel
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.spec import Spec
+from kartifacts.runtime import host
 from kartifacts.runtime.found import Found
 
 
 def find(spec: Spec, settings: Settings) -> Found | None:
     """A finished build of the same op digest and arch; no process is started and nothing is written."""
     built = builder.find_built(spec, settings)
-    return None if built is None else _found(built, "built here before")
+    return None if built is None or host.unmet(built.needs) else _found(built, "built here before")
 
 
 def compile(spec: Spec, settings: Settings) -> Found:  # noqa: A001  always used as jit.compile

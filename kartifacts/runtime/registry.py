@@ -358,6 +358,8 @@ def load(op: str, *, device: str | None = None, **axes: object) -> Kernel:
     if registry is not None and (kernel := registry.loaded(op, device, axes)) is not None:
         return kernel
     settings = config.read()
-    if registry is None or registry.settings != settings:
-        registry = _default = Registry(settings)
+    with _loading:  # of threads that start together, one makes the registry
+        registry = _default
+        if registry is None or registry.settings != settings:
+            registry = _default = Registry(settings)
     return registry.load(op, device=device, **axes)

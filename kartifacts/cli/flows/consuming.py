@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,14 +173,15 @@ def gc(settings: Settings, *, max_bytes: int | None, dry_run: bool) -> Report:
     for pin in registry.lock.releases:
         keep.add(parse_digest(pin.sha256))
         try:
-            for bundle in fetcher.bundles(pin):
+            for bundle in registry.fetcher().bundles(pin):  # metadata that is not here is fetched, to be sure
                 keep.add(bundle.descriptor.sha256)
-                entries = entries_here(bundle)
-                if entries is not None:
-                    keep.add(bundle.manifest.config.sha256)
-                    keep.update(parse_digest(entry.sha256) for entry in entries)
-        except ArtifactUnavailable:
-            continue  # not fetched yet: nothing of it can be here
+                keep.add(bundle.manifest.config.sha256)
+                keep.update(parse_digest(entry.sha256) for entry in bundle.table.kernels)
+        except KartifactsError as error:
+            raise StoreError(
+                f"nothing was removed: which kernels {pin.library} {pin.version} pins cannot be read: {error.message}",
+                hint="fetch it first, or take the release out of the lock if its kernels may go",
+            ) from error
     report = fetcher.store.gc(keep, max_bytes=max_bytes, dry_run=dry_run)
     return {
         "removed": [str(path) for path in report.removed],
@@ -214,8 +217,14 @@ def _export(files: dict[str, Path], out: Path) -> None:
         for name, path in files.items():
             target = out / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.partial")
-            shutil.copyfile(path, partial)
-            partial.replace(target)
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False) as partial:
+                try:
+                    with open(path, "rb") as content:
+                        shutil.copyfileobj(content, partial, 1 << 20)
+                    os.chmod(partial.name, 0o644)
+                    os.replace(partial.name, target)
+                except BaseException:
+                    os.unlink(partial.name)
+                    raise
     except OSError as error:
         raise StoreError(f"cannot write into {str(out)!r}: {error}") from error

@@ -113,7 +113,10 @@ def runs(bundle: Bundle, device: Arch | None) -> int | None:
     built_for = bundle.descriptor.note("arch")
     if device is None or built_for == "any":
         return 0
-    verdict = parse_arch(built_for).runs_on(device)
+    try:
+        verdict = parse_arch(built_for).runs_on(device)
+    except ConfigError:  # an arch that is newer than this version
+        return None
     return verdict.rank if verdict.ok else None
 
 
