@@ -184,6 +184,7 @@ def pretend_gpus(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     from kartifacts.runtime import host
 
     monkeypatch.setattr(host, "_cuda", lambda: (tuple(map(parse_arch, names)), ""))
+    monkeypatch.setattr(host, "driver", lambda: (13, 0))
 
 
 def test_both_ways_to_name_an_op_and_an_axis_give_one_kernel(released: Released, machine: Machine) -> None:
