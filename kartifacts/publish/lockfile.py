@@ -12,18 +12,26 @@ from kartifacts.errors import ConfigError
 from kartifacts.model.manifest import Lock, Pin, decode_lock
 from kartifacts.publish import files
 
+MAX_LOCK = 1 << 20  # bytes
+
 
 def read_lock(path: Path) -> Lock:
     """Read a lock.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: there is none, it cannot be read, or it is too large to be one.
         VerificationError: it is malformed.
     """
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(MAX_LOCK + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read the lock {str(path)!r}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot read the lock {str(path)!r}: {error.strerror or error}",
+            hint="KARTIFACTS_LOCK names it; kartifacts lock REPOSITORY --out FILE writes one",
+        ) from error
+    if len(data) > MAX_LOCK:
+        raise ConfigError(f"the lock {str(path)!r} is larger than {MAX_LOCK} bytes")
     return decode_lock(data, what=str(path))
 
 
