@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kartifacts.errors import ConfigError
+from kartifacts.files.reading import read_regular
+
+MAX_CONFIG = 1 << 20  # bytes
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off", ""}
@@ -60,12 +63,19 @@ def _seconds(text: str) -> float:
 
 
 def _path(text: str) -> Path:
-    if not text.strip() or "\0" in text:
+    if not text.strip():
         raise ValueError("expected a path")
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise ValueError("'~' stands for no home directory here")
-    return Path(os.path.abspath(expanded))
+    return _absolute(expanded)
+
+
+def _absolute(path: str) -> Path:
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError:
+        raise ValueError("expected an absolute path, as the current directory does not exist any more") from None
 
 
 def _paths(text: str) -> tuple[Path, ...]:
@@ -79,7 +89,21 @@ def _urls(text: str) -> tuple[str, ...]:
             raise ValueError(f"{_redacted(url)!r} is not a URL that starts with https://, http:// or file://")
         if "?" in url or "#" in url:
             raise ValueError(f"{_redacted(url)!r} goes on after '?' or '#'; blobs are named below a mirror's URL")
+        _check_address(url)
     return urls
+
+
+def _check_address(url: str) -> None:
+    """Refuse what no client can ask.  The parts themselves are not shown: one of them may be a password."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        sound = parts.port != 0 and (parts.scheme == "file" or len((parts.hostname or "").encode("idna")) > 0)
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable():
+        raise ValueError(f"{_redacted(url)!r} is not a URL: its host, port or a character is wrong")
 
 
 def _redacted(url: str) -> str:
@@ -235,24 +259,22 @@ def _from_file(environ: Mapping[str, str]) -> list[Found]:
     if path is None:
         return []
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_regular(path, MAX_CONFIG)
     except FileNotFoundError:
         if explicit:
             raise ConfigError(f"{CONFIG_VARIABLE} names {explicit!r}, which does not exist") from None
         return []
     except OSError as error:
-        if explicit:
-            raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
-        return []  # such as the home of another user, which a container may have left in HOME
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{str(path)!r} is not TOML: {error}") from error
+        if not explicit and not _is_own(path):  # the home of another user, which a container may have left in HOME
+            return []
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8
         raise ConfigError(f"{str(path)!r} is not TOML: {error}") from error
     found: list[Found] = []
     for name, value in content.items():
@@ -264,6 +286,13 @@ def _from_file(environ: Mapping[str, str]) -> list[Found]:
         shown_as = f"{name} in {str(path)!r}"
         found.append((f"file {path}", (name, _parsed(_BY_FIELD[name], _as_text(name, value, shown_as), shown_as))))
     return found
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return os.lstat(path).st_uid == os.geteuid()
+    except (OSError, ValueError):
+        return False
 
 
 def _as_text(name: str, value: object, shown_as: str) -> str:
@@ -279,6 +308,8 @@ def _as_text(name: str, value: object, shown_as: str) -> str:
 
 def _parsed(variable: Variable, text: str, shown_as: str) -> Any:
     try:
+        if "\0" in text:
+            raise ValueError("it holds a NUL byte")
         return variable.parse(text)
     except ValueError as error:
         raise ConfigError(f"{shown_as}={_redacted(text)!r}: {error}", hint=variable.help) from error
@@ -315,7 +346,10 @@ def _cache_home(environ: Mapping[str, str]) -> tuple[Path, str]:
     if home is not None:
         return home / ".cache" / "kartifacts", "default"
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108  the store checks owner and mode before use
-    return Path(os.path.abspath(temporary), f"kartifacts-{os.getuid()}"), "default, for want of a home directory"
+    try:
+        return _absolute(temporary) / f"kartifacts-{os.getuid()}", "default, for want of a home directory"
+    except ValueError as error:
+        raise ConfigError(f"TMPDIR={temporary!r}: {error}") from error
 
 
 def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:

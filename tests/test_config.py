@@ -37,7 +37,19 @@ CASES: dict[str, tuple[str, object, list[str]]] = {
     "mirrors": (
         "https://a/x/, http://b:81\nfile:///c",
         ("https://a/x", "http://b:81", "file:///c"),
-        ["example.org", "ftp://a", "https:///x", "https://", "s3://bucket/x", "https://a/b?token=1", "https://a/#x"],
+        [
+            *("example.org", "ftp://a", "https:///x", "https://", "s3://bucket/x", "https://a/b?token=1"),
+            *(
+                "https://a/#x",
+                "http://[bad/",
+                "http://[::1",
+                "http://a:b/",
+                "http://a:99999/",
+                "http://a:0/",
+                "http://:80/",
+            ),
+            *("http://user@/x", f"http://{'a' * 64}.org/", "http://a..b/", "http://a/\x1b[2J", "http://a\u2100b/"),
+        ],
     ),
     "lock": ("/l", Path("/l"), [" "]),
     "offline": ("Yes", True, ["2", "maybe", "1.0", "offline"]),
@@ -52,6 +64,17 @@ CASES: dict[str, tuple[str, object, list[str]]] = {
     "cxx": ("g++-13", "g++-13", []),
     "progress": ("on", "on", ["bar"]),
 }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_nul_byte_is_refused_in_every_value(name: str, home: Path, environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="NUL byte"):
+        read({**environ, f"KARTIFACTS_{name.upper()}": f"{CASES[name][0]}\0"})
+    with pytest.raises(ConfigError, match="NUL byte"):
+        read(environ, {name: f"{CASES[name][0]}\0"})
+    write(home, f'{name} = "/a\\u0000"')
+    with pytest.raises(ConfigError, match="NUL byte"):
+        read(environ)
 
 
 def test_every_variable_has_a_case_here_and_a_help_text() -> None:
@@ -176,6 +199,30 @@ def test_the_named_file_is_read_instead_and_must_be_there(tmp_path: Path, home: 
     assert read({**environ, "KARTIFACTS_CONFIG": str(other)}).retries == 2
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "huge", "deep", "deep tables"])
+def test_a_file_that_cannot_be_settings_is_refused_at_once(
+    kind: str, named: bool, home: Path, environ: dict[str, str]
+) -> None:
+    path = write(home, "")
+    if kind.startswith("deep"):
+        path.write_text("path = " + "[" * 100_000 if kind == "deep" else "a = " + "{b=" * 100_000)
+    elif kind == "huge":
+        os.truncate(path, 1 << 40)
+    else:
+        path.unlink()
+        {"pipe": os.mkfifo, "directory": os.mkdir, "device": lambda at: os.symlink("/dev/zero", at)}[kind](path)
+    with pytest.raises(ConfigError, match=r"config\.toml"):
+        read({**environ, **({"KARTIFACTS_CONFIG": str(path)} if named else {})})
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_file_of_mine_that_i_cannot_read_is_not_silently_off(home: Path, environ: dict[str, str]) -> None:
+    write(home, "offline = true").chmod(0)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        read(environ)
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_another_users_home_in_home_is_not_an_error(home: Path, environ: dict[str, str]) -> None:
     write(home, "retries = 1").parent.chmod(0)
@@ -214,6 +261,25 @@ def test_paths_are_absolute_whichever_way_they_came(
     assert read({**environ, "KARTIFACTS_STORE": "x"}).store == here
     assert read({"HOME": "", "TMPDIR": "x"}, {"lock": "l"}).lock == tmp_path / "l"
     assert read({"HOME": "/", "TMPDIR": "x"}).store.is_absolute()
+
+
+def test_a_current_directory_that_is_gone_matters_only_to_what_is_relative(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert read({**environ, "KARTIFACTS_STORE": "/s", "TMPDIR": "x"}).store == Path("/s")
+    relative: list[dict[str, str]] = [
+        *({"KARTIFACTS_" + name: "x"} for name in ("STORE", "WORKSPACE", "LOCK", "PATH")),
+        {"KARTIFACTS_CONFIG": "x.toml"},
+        {"HOME": "/", "TMPDIR": "x"},
+    ]
+    for wrong in relative:
+        with pytest.raises(ConfigError, match=r"current directory|does not exist"):
+            read({**environ, **wrong})
+    with pytest.raises(ConfigError, match="current directory"):
+        read(environ, {"store": Path("x")})
 
 
 # -- defaults ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""What is no regular file is refused at once, with what it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kartifacts.files.reading import open_regular, read_regular
+
+
+def plant_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        here = os.open(path.parent, os.O_RDONLY)  # names of sockets are short
+        try:
+            server.bind(f"/proc/self/fd/{here}/{path.name}")
+        finally:
+            os.close(here)
+
+
+PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe": (os.mkfifo, "a named pipe"),
+    "socket": (plant_socket, "a socket"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
+    "directory": (Path.mkdir, "a directory"),
+    "link to a pipe": (lambda path: (os.mkfifo(f"{path}.p"), path.symlink_to(f"{path}.p")), "a named pipe"),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(kind: str, tmp_path: Path) -> None:
+    plant, name = PLANTED[kind]
+    plant(tmp_path / "it")
+    with pytest.raises(OSError, match=f"it is {name}, not a regular file"):
+        open_regular(tmp_path / "it")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff\ud800"])
+def test_a_name_that_no_file_can_have_is_an_oserror(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"not a name of a file|No such file"):
+        open_regular(tmp_path / name)
+
+
+def test_a_file_is_read_through_links_up_to_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    assert read_regular(tmp_path / "link", 5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        read_regular(tmp_path / "link", 4)
+
+
+def test_a_file_of_terabytes_costs_no_more_than_its_limit(tmp_path: Path) -> None:
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="larger than 1000 bytes"):
+        read_regular(tmp_path / "sparse", 1000)
