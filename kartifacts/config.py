@@ -174,6 +174,9 @@ class Settings:
     cuda_home: tuple[tuple[str, str], ...] = ()  # (variable, value) in the order to try
     max_jobs: str = ""
     search_path: str = ""  # PATH
+    proxies: tuple[tuple[str, str], ...] = ()  # ('http' | 'https' | 'all' | 'no', value)
+    authorities: tuple[str, str] = ("", "")  # (variable, file or directory of the CAs to trust), or the system's
+    netrc: Path | None = None
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # field → where its value came from
 
     def shown(self) -> dict[str, tuple[str, str]]:
@@ -215,6 +218,9 @@ def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] 
         cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)),
         max_jobs=environ.get("MAX_JOBS", ""),
         search_path=environ.get("PATH", os.defpath),
+        proxies=_proxies(environ),
+        authorities=next(((name, environ[name]) for name in _AUTHORITIES if environ.get(name)), ("", "")),
+        netrc=_netrc(environ),
         origins=origins,
     )
 
@@ -350,6 +356,26 @@ def _cache_home(environ: Mapping[str, str]) -> tuple[Path, str]:
         return _absolute(temporary) / f"kartifacts-{os.getuid()}", "default, for want of a home directory"
     except ValueError as error:
         raise ConfigError(f"TMPDIR={temporary!r}: {error}") from error
+
+
+_AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+def _proxies(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The usual variables: a lower-case name wins, and an empty one switches its proxy off."""
+    found = []
+    for name in ("http", "https", "all", "no"):
+        # Under CGI, HTTP_PROXY is what the client of that program wrote into a header.
+        loud = "" if name == "http" and "REQUEST_METHOD" in environ else environ.get(f"{name.upper()}_PROXY", "")
+        value = environ.get(f"{name}_proxy", loud).strip()
+        if value:
+            found.append((name, value))
+    return tuple(found)
+
+
+def _netrc(environ: Mapping[str, str]) -> Path | None:
+    home = _home(environ)
+    return Path(environ["NETRC"]) if environ.get("NETRC") else home / ".netrc" if home else None
 
 
 def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:
