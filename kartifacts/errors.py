@@ -21,6 +21,16 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 
+def printable(text: str) -> str:
+    """`text` without what would steer a terminal: remote names and names of files stand in messages."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+
+
 class Refusal(NamedTuple):
     """One place that was asked for an artifact, and why it did not give it."""
 
@@ -28,7 +38,7 @@ class Refusal(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}"
+        return printable(f"{self.place}: {self.reason}")
 
 
 class KartifactsError(Exception):
@@ -42,9 +52,9 @@ class KartifactsError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = printable(message)
+        super().__init__(self.message)
+        self.hint = None if hint is None else printable(hint)
         self.refusals: tuple[Refusal, ...] = ()  # places that were asked before, in order
 
     def _details(self) -> list[str]:

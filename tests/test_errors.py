@@ -90,3 +90,13 @@ def test_what_a_source_does_not_hold_is_not_asked_for_again() -> None:
     assert SourceError("404", missing=True).permanent
     assert SourceError("403", permanent=True).permanent
     assert not SourceError("503", retry_after=1).permanent
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\x07", "\x9b0m", "\u202egnp", "\r", "\udcff", "\0"])
+def test_no_message_steers_a_terminal_or_fails_to_be_printed(text: str) -> None:
+    error = ConfigError(f"a file {text}\n  line", hint=f"not {text}")
+    error.refusals = (Refusal(f"mirror {text}", text),)
+    assert str(error).replace("\n", "").isprintable()
+    assert "a file " in error.message
+    assert "\n  line" in error.message
+    assert f"{error.message}".encode()
