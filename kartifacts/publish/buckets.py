@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from kartifacts.errors import ConfigError, PublishConflict, SourceError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import check_path
 from kartifacts.publish import files
@@ -54,7 +55,12 @@ class Bucket(Protocol):
         """The paths of all objects below the directory `prefix`, sorted."""
         ...
 
+    def tidy(self) -> None:
+        """Remove what writers that were killed have left behind."""
+        ...
 
+
+MAX_SMALL = 64 << 20  # bytes of an object that is read whole
 _SCHEMES = {"dir": "dir:PATH"}
 
 
@@ -95,7 +101,7 @@ class DirectoryBucket:
 
     def get(self, path: str) -> bytes:
         with self._faults("read", path):
-            return self._place(path).read_bytes()
+            return read_regular(self._place(path), MAX_SMALL)
 
     def digest(self, path: str) -> tuple[Digest, int]:
         with self._faults("read", path):
@@ -117,6 +123,11 @@ class DirectoryBucket:
                 if path.is_file() and not path.name.startswith(files.PARTIAL)
             )
 
+    def tidy(self) -> None:
+        with self._faults("tidy", "."):
+            for directory in (self.root, self.root / "blobs" / "sha256", *self.root.glob("targets/*/*")):
+                files.reap(directory)
+
     def _place(self, path: str) -> Path:
         return self.root / check_path(path, what="a path in a bucket")
 
@@ -125,7 +136,7 @@ class DirectoryBucket:
         try:
             yield
         except OSError as error:
-            place = f" ({error.filename})" if error.filename else ""
+            place = f" ({error.filename!r})" if error.filename else ""
             raise SourceError(
                 f"cannot {verb} {path!r} in {self.name}: {error.strerror or error}{place}",
                 missing=isinstance(error, FileNotFoundError),

@@ -1,4 +1,7 @@
-"""Files that appear whole under their name, durable and readable by all; every fault is the bare `OSError`."""
+"""Files that appear whole under their name, durable and readable by all; every fault is the bare `OSError`.
+
+A file that is being written has a name of its own and is locked, so that what a killed writer left can be told apart.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,23 @@ import fcntl
 import hashlib
 import logging
 import os
-import tempfile
+import socket
+import stat
+import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kartifacts.files.reading import open_regular, read_regular
 from kartifacts.model.digest import Digest
 
 log = logging.getLogger(__name__)
 
 PARTIAL = ".partial-"  # begins the names of files that are being written
+MAX_UPDATED = 64 << 20  # bytes of a file that is read to be replaced
 
+_ABANDONED = 86_400.0  # seconds after which nobody writes any more, on a disk where locks of others are not seen
 _PIECE = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -27,21 +36,18 @@ Change = Callable[[bytes | None], bytes]
 
 def create(path: Path, content: bytes | Path) -> bool:
     """Write a file if there is none of that name; False if there is."""
-    if path.exists():
+    if os.path.lexists(path):
         return False
     make_parents(path)
-    partial = _written(path.parent, content)
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        os.rename(partial, path)  # no hard links here: the last of two writers wins
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(partial)
+    with _written(path.parent, content) as partial:
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            os.rename(partial, path)  # no hard links here: the last of two writers wins
     _sync_directory(path.parent)
     return True
 
@@ -52,11 +58,13 @@ def update(path: Path, change: Change) -> bool:
     lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(lock, path)
-        before = path.read_bytes() if path.exists() else None
+        reap(path.parent)
+        before = read_regular(path, MAX_UPDATED) if os.path.lexists(path) else None
         after = change(before)
         if after == before:
             return False
-        os.replace(_written(path.parent, after), path)
+        with _written(path.parent, after) as partial:
+            os.replace(partial, path)
         os.fsync(lock)
         return True
     finally:
@@ -80,20 +88,63 @@ def make_parents(path: Path) -> None:
                 parent.chmod(0o755)  # whatever the umask: others are to read it
 
 
-def _written(directory: Path, content: bytes | Path) -> Path:
-    """The content in a file of its own, durable, next to where it will be."""
-    handle, name = tempfile.mkstemp(prefix=PARTIAL, dir=directory)
+def reap(directory: Path) -> None:
+    """Remove what killed writers left in a directory: nobody holds its lock any more."""
     try:
-        with os.fdopen(handle, "wb") as file:
+        left = [entry for entry in os.scandir(directory) if entry.name.startswith(PARTIAL)]
+    except FileNotFoundError:
+        return
+    for entry in left:
+        with suppress(OSError):  # somebody else removed it, or it is not ours to remove
+            status = entry.stat(follow_symlinks=False)
+            # Where writers of other machines hold no lock that is seen here, only age tells.
+            if not entry.name.startswith(_own_prefix()) and time.time() - status.st_mtime < _ABANDONED:
+                continue
+            if stat.S_ISREG(status.st_mode) and _is_abandoned(entry.path):
+                os.unlink(entry.path)
+                log.info("removed %s, which a writer that was killed had left", entry.path)
+
+
+def _is_abandoned(path: str) -> bool:
+    with open_regular(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _own_prefix() -> str:
+    return f"{PARTIAL}{socket.gethostname()[:40]}-"
+
+
+@contextmanager
+def _written(directory: Path, content: bytes | Path) -> Iterator[str]:
+    """The content in a file of its own, durable, next to where it will be; gone afterwards if it is still there."""
+    descriptor, name = _claimed(directory)
+    with os.fdopen(descriptor, "wb") as file:
+        try:
             for piece in _pieces(content):
                 file.write(piece)
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
-    except BaseException:
-        os.unlink(name)
-        raise
-    return Path(name)
+            yield name
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+def _claimed(directory: Path) -> tuple[int, str]:
+    """A new file, locked where there are locks."""
+    while True:
+        name = os.path.join(directory, _own_prefix() + uuid.uuid4().hex)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)  # taken for abandoned before it was locked
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -115,6 +166,6 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
     if isinstance(content, bytes):
         yield content
         return
-    with open(content, "rb") as file:
+    with open_regular(content) as file:
         while piece := file.read(_PIECE):
             yield piece

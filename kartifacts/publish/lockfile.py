@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kartifacts.errors import ConfigError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.manifest import Lock, Pin, decode_lock
 from kartifacts.publish import files
 
@@ -23,15 +24,12 @@ def read_lock(path: Path) -> Lock:
         VerificationError: it is malformed.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_LOCK + 1)
+        data = read_regular(path, MAX_LOCK)
     except OSError as error:
         raise ConfigError(
             f"cannot read the lock {str(path)!r}: {error.strerror or error}",
             hint="KARTIFACTS_LOCK names it; kartifacts lock REPOSITORY --out FILE writes one",
         ) from error
-    if len(data) > MAX_LOCK:
-        raise ConfigError(f"the lock {str(path)!r} is larger than {MAX_LOCK} bytes")
     return decode_lock(data, what=str(path))
 
 
@@ -50,8 +48,10 @@ def add_pins(path: Path, pins: Iterable[Pin]) -> Lock:
 
     try:
         files.update(path.resolve(), merged)  # resolved, so that a link stays a link
-    except OSError as error:
-        raise ConfigError(f"cannot write the lock {str(path)!r}: {error.strerror or error}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
+        raise ConfigError(
+            f"cannot write the lock {str(path)!r}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return read_lock(path)
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 
 from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.layout import check_name
 from kartifacts.model.manifest import KernelEntry, Pin
 from kartifacts.publish.repository import Repository, bundle_name
 
+MAX_PLAN = 1 << 20  # bytes
 _SHOWN = 20
 
 
@@ -44,7 +46,7 @@ def read_plan(path: Path) -> Plan:
     else:
         import tomli as tomllib
     try:
-        plan = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), type=Plan)
+        plan = msgspec.convert(tomllib.loads(read_regular(path, MAX_PLAN).decode("utf-8")), type=Plan)
     except OSError as error:
         raise ConfigError(f"cannot read the plan {str(path)!r}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # TOML, UTF-8 and the types of fields

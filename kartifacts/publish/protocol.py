@@ -59,6 +59,7 @@ def publish(
     if lock is not None:
         one_version_each(report.pins)
     repository = Repository(source_dir)
+    bucket.tidy()
     if plan is not None:
         check_plan(plan, repository, report.pins)
     for pin in report.pins:

@@ -71,6 +71,7 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     if len(index) > MAX_INDEX:
         raise ConfigError(f"the index of {library} {version} has {len(index)} bytes; at most {MAX_INDEX} are read")
     bucket = DirectoryBucket(directory)
+    bucket.tidy()
     refuse_other_content(bucket, library, version, sha256(index))
     bucket.put_if_absent(blob_path(sha256(index)), index)
     name_release(bucket, library, version, index)
@@ -87,7 +88,7 @@ def refuse_other_content(bucket: Bucket, library: str, version: str, digest: Dig
     for path in bucket.list(release_directory(library, version)):
         if path != expected:
             raise PublishConflict(
-                f"{bucket.name} already holds another content of {library} {version}: {path}; nothing was changed",
+                f"{bucket.name} already holds another content of {library} {version}: {path!r}; nothing was changed",
                 hint="a version never changes: publish these bundles under another one",
             )
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.errors import ConfigError, StoreError, VerificationError, printable
+from kartifacts.files.reading import open_regular
+from kartifacts.model import frames
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.layout import blob_path, check_name, release_path
 from kartifacts.model.manifest import (
     MAX_INDEX,
-    MAX_TABLE_RAW,
     BundleManifest,
     Descriptor,
     Pin,
@@ -33,6 +34,10 @@ class Blob(NamedTuple):
     digest: Digest
     size: int
     what: str
+
+
+class MissingBlob(VerificationError):
+    """A repository lacks what one of its releases needs."""
 
 
 class Repository:
@@ -92,10 +97,10 @@ class Repository:
         if size > limit:
             raise VerificationError(f"{what} has {size} bytes; at most {limit} are read", source=str(path))
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 data = file.read(size + 1)
         except FileNotFoundError as error:
-            raise VerificationError(f"{what} is missing: {path.name}", source=str(path)) from error
+            raise MissingBlob(f"{what} is missing: {path.name}", source=str(path)) from error
         except OSError as error:
             raise _unreadable(path, error) from error
         if len(data) != size or sha256(data) != path.name:
@@ -109,7 +114,8 @@ class Repository:
         data = self.read(pin.sha256, pin.size, what)
         named = self.path / release_path(pin.library, pin.version, parse_digest(pin.sha256))
         try:
-            same = named.read_bytes() == data
+            with open_regular(named) as file:
+                same = file.read(len(data) + 1) == data
         except OSError as error:
             raise _unreadable(named, error) from error
         release = decode_release(data, what=what)
@@ -125,21 +131,15 @@ class Repository:
 
     def table(self, bundle: BundleManifest, what: str) -> Table:
         """The kernel table of a bundle, decompressed within its bound and checked."""
-        import zstandard
-
         data = self.read(bundle.config.digest, bundle.config.size, what, limit=bundle.config.size)
-        try:
-            size = zstandard.frame_content_size(data)
-            if not 0 <= size <= MAX_TABLE_RAW or str(size) != bundle.config.note("raw-size"):
-                raise VerificationError(f"{what} claims {size} bytes, the manifest {bundle.config.note('raw-size')!r}")
-            raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
-        except zstandard.ZstdError as error:
-            raise VerificationError(f"{what} is malformed: {error}") from error
+        raw = frames.decompress(data, frames.table_size(bundle.config, what), what=what)
         return decode_table(raw, bundle, what=what)
 
 
 def bundle_name(descriptor: Descriptor) -> str:
-    return f"bundle {descriptor.note('family') or descriptor.digest} for {descriptor.note('arch') or 'an unknown arch'}"
+    """For messages, so escaped: nobody has checked yet what the annotations say."""
+    arch = descriptor.note("arch")[:100] or "an unknown arch"
+    return printable(f"bundle {descriptor.note('family')[:100] or descriptor.digest} for {arch}").replace("\n", "\\n")
 
 
 def blobs_of(descriptor: Descriptor, bundle: BundleManifest) -> Iterator[Blob]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import KartifactsError, VerificationError
+from kartifacts.files.reading import open_regular
 from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import Block, BundleManifest, KernelEntry, Pin, Table
-from kartifacts.publish.repository import Blob, Repository, blobs_of, bundle_name
+from kartifacts.publish.repository import Blob, MissingBlob, Repository, blobs_of, bundle_name
 
 if TYPE_CHECKING:
     import zstandard
@@ -28,6 +29,7 @@ class Fault(NamedTuple):
 
     what: str
     problem: str
+    missing: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}: {self.problem}"
@@ -82,7 +84,7 @@ def verify_repository(
             blobs.setdefault(blob.digest, blob)
             if contents is not None:
                 tables.setdefault(blob.digest, (blob.what, *contents))
-    faults += _damaged(repository, list(blobs.values()), progress)
+    faults += _unsound(repository, list(blobs.values()), progress)
     if deep and not faults:
         for what, bundle, table in tables.values():
             faults += _wrong_kernels(repository, what, bundle, table)
@@ -102,7 +104,7 @@ def _closure(
     try:
         release = repository.release(pin)
     except KartifactsError as error:
-        faults.append(Fault(name, error.message))
+        faults.append(_fault(name, error))
         return
     if not release.manifests:
         faults.append(Fault(name, "a release without bundles"))
@@ -110,45 +112,51 @@ def _closure(
         try:
             bundle = repository.bundle(descriptor)
         except KartifactsError as error:
-            faults.append(Fault(f"{bundle_name(descriptor)} of {name}", error.message))
+            faults.append(_fault(f"{bundle_name(descriptor)} of {name}", error))
             continue
         contents = None
         try:
             contents = (bundle, repository.table(bundle, f"kernel table of {bundle_name(descriptor)}"))
         except KartifactsError as error:
-            faults.append(Fault(f"kernel table of {bundle_name(descriptor)} of {name}", error.message))
+            if not isinstance(error, MissingBlob):  # else it is found below, among all blobs
+                faults.append(_fault(f"kernel table of {bundle_name(descriptor)} of {name}", error))
         for blob in blobs_of(descriptor, bundle):
             yield blob, contents if blob.digest == descriptor.sha256 else None
     yield Blob(parse_digest(pin.sha256), pin.size, f"release index of {name}"), None
 
 
-def _damaged(repository: Repository, blobs: list[Blob], progress: Progress | None) -> Iterator[Fault]:
+def _fault(what: str, error: KartifactsError) -> Fault:
+    return Fault(what, error.message, missing=isinstance(error, MissingBlob))
+
+
+def _unsound(repository: Repository, blobs: list[Blob], progress: Progress | None) -> Iterator[Fault]:
     done, total = 0, sum(blob.size for blob in blobs)
     for blob in blobs:
-        problem = _problem(repository.blob(blob.digest), blob)
-        if problem:
-            yield Fault(blob.what, problem)
+        yield from _faults_of(repository.blob(blob.digest), blob)
         done += blob.size
         if progress is not None:
             progress(done, total)
 
 
-def _problem(path: Path, blob: Blob) -> str:
-    """What is wrong with a blob's file; empty if nothing is."""
+def _faults_of(path: Path, blob: Blob) -> Iterator[Fault]:
+    """What is wrong with a blob's file, if anything."""
     hashed = hashlib.sha256()
     size = 0
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             while size <= blob.size and (piece := file.read(_PIECE)):
                 hashed.update(piece)
                 size += len(piece)
     except FileNotFoundError:
-        return f"missing: {path.name}"
+        yield Fault(blob.what, f"missing: {path.name}", missing=True)
     except OSError as error:
-        return f"cannot be read: {error.strerror or error}"
-    if size != blob.size:
-        return f"expected {blob.size} bytes, got {'more' if size > blob.size else size}: {path.name}"
-    return "" if hashed.hexdigest() == blob.digest else f"damaged, its sha256 is {hashed.hexdigest()}: {path.name}"
+        yield Fault(blob.what, f"cannot be read: {error.strerror or error}: {path.name}")
+    else:
+        if size != blob.size:
+            got = "more" if size > blob.size else size
+            yield Fault(blob.what, f"expected {blob.size} bytes, got {got}: {path.name}")
+        elif hashed.hexdigest() != blob.digest:
+            yield Fault(blob.what, f"damaged, its sha256 is {hashed.hexdigest()}: {path.name}")
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -175,7 +183,7 @@ def _wrong_in_block(
     """Decompress one block piece by piece and hash each kernel in it."""
     hashes = {kernel.uri: hashlib.sha256() for kernel in kernels}
     position = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(block.offset)
         compressed = file.read(block.length)
     if hashlib.sha256(compressed).hexdigest() != block.sha256:

@@ -133,8 +133,8 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
         return {
             "place": str(repository),
             "checked": len(found.blobs) + found.kernels,
-            "damaged": [str(fault) for fault in found.faults],
-            "missing": [],
+            "damaged": [str(fault) for fault in found.faults if not fault.missing],
+            "missing": [str(fault) for fault in found.faults if fault.missing],
         }
     registry = Registry(settings)
     fetcher = registry.local_fetcher()
