@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from kartifacts.build.workspace import check_owner, make_folder, storage_errors, sync
+from kartifacts.build.workspace import check_owner, storage_errors, sync
 from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.files.trust import make_directory
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
 from kartifacts.model.spec import Spec
@@ -153,10 +154,10 @@ def keep(staged: Path, workspace: Path, spec: Spec, record: Record) -> BuiltKern
         (staged / RECORD).write_bytes(canonical_json(msgspec.to_builtins(record)))
         for name in (FILE, RECORD):
             (staged / name).chmod(0o444)
-        staged.chmod(staged.stat().st_mode & ~0o002)
+        staged.chmod(staged.stat().st_mode & ~0o022)
         for path in (staged / FILE, staged / RECORD, staged):
             sync(path)
-        make_folder(home)
+        make_directory(home)
         return read(_settle(staged, home / record.key, spec), spec)
 
 

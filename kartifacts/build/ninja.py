@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kartifacts.build.toolchains.probe import environment
-from kartifacts.build.workspace import make_folder, replace_file, storage_errors
+from kartifacts.build.workspace import replace_file, storage_errors
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, NoCompiler, Refusal, StoreError
+from kartifacts.files.trust import make_directory
 
 _ENDED = "@ended@ "  # begins the line that ninja prints when a step has ended, one way or the other
 _DONE = "@done@ "  # begins the line that a step prints when it has succeeded
@@ -74,7 +75,7 @@ def run(
     """
     program = find(settings)
     with storage_errors(folder):
-        make_folder(folder)
+        make_directory(folder)
         (folder / "build.ninja").write_text(script(steps, folder))
     environ = {**environment(settings), "NINJA_STATUS": _ENDED}
     command = [str(program), "-j", str(jobs)]

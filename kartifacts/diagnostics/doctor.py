@@ -51,7 +51,8 @@ def _pins(settings: Settings) -> Iterator[Finding]:
 
 
 def _places(settings: Settings) -> Iterator[Finding]:
-    from kartifacts.store import Store, check_trusted
+    from kartifacts.files.trust import check_trusted
+    from kartifacts.store import Store
 
     try:
         entries = list(Store(settings.store).entries())

@@ -16,10 +16,10 @@ from kartifacts.fetch.parallel import run_all
 from kartifacts.fetch.plan import Range, plan
 from kartifacts.fetch.progress import bar
 from kartifacts.fetch.transfer import Stats, Transfer
-from kartifacts.model.digest import parse_digest
+from kartifacts.model.digest import Digest, parse_digest
 from kartifacts.model.manifest import KernelEntry, Pin, Release
 from kartifacts.sources import Source
-from kartifacts.store import Store, check_trusted
+from kartifacts.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,10 @@ class Fetcher:
             self._bundles[pin.sha256] = [Bundle(each, self._transfer) for each in self.release(pin).manifests]
         return self._bundles[pin.sha256]
 
+    def blob(self, digest: Digest, size: int, *, what: str) -> bytes:
+        """An index, manifest or table as it is published; raises as `release`."""
+        return self._transfer.blob(digest, size, what=what)
+
     def ensure(
         self,
         bundle: Bundle,
@@ -106,7 +110,7 @@ class Fetcher:
     def find(self, entry: KernelEntry) -> Path | None:
         """Where an entry is on this machine without fetching: loose in a local source, or in the store."""
         for source, path in self._loose(entry):
-            if _trusted(path) and self._has_right_bytes(path, entry):
+            if (source.installed or _trusted(path)) and self._has_right_bytes(path, entry):
                 self._transfer.origins[entry.sha256] = source.name
                 return path
         return self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
@@ -127,14 +131,14 @@ class Fetcher:
     def _loose(self, entry: KernelEntry) -> Iterator[tuple[Source, Path]]:
         digest = parse_digest(entry.sha256)
         for source in self.sources:
-            path = source.loose(digest, entry.size, entry.suffix) if source.local else None
+            path = source.loose(digest, entry.suffix) if source.local else None
             if path is not None:
                 yield source, path
 
     def _adopt(self, entry: KernelEntry) -> Path | None:
         """Copy a loose file that other users may change into the store, checked on the way."""
         for source, path in self._loose(entry):
-            if _trusted(path):
+            if source.installed or _trusted(path):
                 continue
             digest = parse_digest(entry.sha256)
             try:
@@ -155,12 +159,15 @@ class Fetcher:
         return None
 
     def _has_right_bytes(self, path: Path, entry: KernelEntry) -> bool:
-        if self.settings.verify == "off":
-            log.warning("%s is used unchecked: KARTIFACTS_VERIFY is off", path)
-            return True
         try:
             with open(path, "rb", buffering=0) as file:
                 state = os.fstat(file.fileno())
+                if state.st_size != entry.size:
+                    self._note_wrong(path, entry, f"{state.st_size} bytes instead of {entry.size}")
+                    return False
+                if self.settings.verify == "off":
+                    log.warning("%s is used unchecked: KARTIFACTS_VERIFY is off", path)
+                    return True
                 known = (entry.sha256, str(path), state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
                 if known in _hashed:
                     return True

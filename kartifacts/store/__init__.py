@@ -2,7 +2,7 @@
 
     <root>/v1/sha256/<aa>/<64 hex><suffix>    one entry: mode 0444, never changed in place, never replaced
     <root>/v1/tmp                             spool of blocks under way, nameless where the system can
-    <root>/v1/locks                           flock files; removed when released
+    <root>/v1/locks                           flock files, removed when released; elsewhere if this is a network mount
     <root>/v1/quarantine                      entries that were damaged, kept for whoever wants to know why
 
 Reading writes nothing, so a complete store may lie on a read-only file system.  Locks only save work: without them two
@@ -11,9 +11,8 @@ processes fetch the same bytes, and the second finds the name taken.
 
 from __future__ import annotations
 
-from kartifacts.store.store import Entry, Store
-from kartifacts.store.trust import check_trusted
-from kartifacts.store.upkeep import Damage, GcReport, VerifyReport
+from kartifacts.store.store import Store
+from kartifacts.store.upkeep import Damage, Entry, GcReport, Holdings, VerifyReport
 from kartifacts.store.writing import Batch, Spool, Writer
 
-__all__ = ["Batch", "Damage", "Entry", "GcReport", "Spool", "Store", "VerifyReport", "Writer", "check_trusted"]
+__all__ = ["Batch", "Damage", "Entry", "GcReport", "Holdings", "Spool", "Store", "VerifyReport", "Writer"]

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from kartifacts.errors import StoreError, VerificationError
-from kartifacts.model.digest import Digest, parse_digest, sha256
-from kartifacts.store import locking, upkeep
-from kartifacts.store.faults import free_bytes, store_error, storing
-from kartifacts.store.trust import check_trusted
+from kartifacts.errors import StoreError
+from kartifacts.files import locking
+from kartifacts.files.faults import free_bytes, store_error, storing
+from kartifacts.files.trust import check_trusted, make_directory
+from kartifacts.model.digest import Digest, sha256
+from kartifacts.store import upkeep
 from kartifacts.store.writing import Batch, Spool, Writer, unfit
 
 log = logging.getLogger(__name__)
 
 _PRIVATE, _SHARED = 0o700, 0o755
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One file of the store."""
-
-    digest: Digest
-    suffix: str
-    size: int
-    path: Path
 
 
 class Store:
@@ -91,17 +81,18 @@ class Store:
             log.warning("%s", error.message)
         return None
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[upkeep.Entry]:
         """Every entry, links and foreign files left out."""
-        for path in upkeep.files_below(self._base / "sha256"):
-            digest, suffix = path.name[:64], path.name[64:]
-            try:
-                found = os.lstat(path)
-                fits = self.path(parse_digest(digest), suffix) == path
-            except (VerificationError, FileNotFoundError):
-                continue
-            if fits and stat.S_ISREG(found.st_mode):
-                yield Entry(Digest(digest), suffix, found.st_size, path)
+        return upkeep.entries(self._base / "sha256")
+
+    def holdings(self) -> upkeep.Holdings:
+        """What the store holds, read in one pass: for questions about many entries, where `find` asks for one.
+
+        Raises:
+            StoreError: as `find`.
+        """
+        self._check()
+        return upkeep.Holdings(self._base / "sha256")
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -167,12 +158,12 @@ class Store:
     # -- locks -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def lock(self, name: str, *, waiting: Callable[[str], None] | None = None) -> Iterator[bool]:
+    def lock(self, name: str, *, waiting: locking.Waiting | None = None) -> Iterator[bool]:
         """Hold a lock of this store; gives False where there can be none.  The kernel frees it if the holder dies.
 
         Args:
             name: letters, digits and ``-._``; processes that use the same name take turns.
-            waiting: called with a sentence from time to time while another process holds it; default: logs it.
+            waiting: called every ten seconds that another process holds it; default: logs it.
         """
         directory = self._lock_directory()
         if directory is None:
@@ -191,7 +182,11 @@ class Store:
         except StoreError as error:  # whoever has to write here will say so
             log.debug("no locks: %s", error.message)
             return None
-        return self._base / "locks"
+        return self._elsewhere or self._base / "locks"
+
+    @cached_property
+    def _elsewhere(self) -> Path | None:
+        return locking.elsewhere(self._base)
 
     # -- upkeep ------------------------------------------------------------------------------------------------------
 
@@ -203,15 +198,23 @@ class Store:
         """
         return upkeep.verify(self, progress)
 
-    def gc(self, keep: AbstractSet[Digest], *, max_bytes: int | None = None, dry_run: bool = False) -> upkeep.GcReport:
+    def gc(
+        self,
+        keep: AbstractSet[str],
+        *,
+        max_bytes: int | None = None,
+        unused_for: float = 0.0,
+        dry_run: bool = False,
+    ) -> upkeep.GcReport:
         """Remove what is not in `keep`, the longest unused first, and what killed processes left behind.
 
         Args:
             keep: digests that stay, whatever their size.
             max_bytes: stop as soon as the store is no larger than this; None removes all that is not kept.
+            unused_for: seconds; what was written or read since stays too.
             dry_run: only say what would be removed.
         """
-        return upkeep.collect(self, keep, max_bytes=max_bytes, dry_run=dry_run)
+        return upkeep.collect(self, keep, max_bytes=max_bytes, unused_for=unused_for, dry_run=dry_run)
 
     def free_bytes(self) -> int | None:
         """Bytes that may still be written; None if the file system does not say."""
@@ -230,10 +233,10 @@ class Store:
             return
         check_trusted(directory)
         with storing("make", directory, need=need):
-            self.root.mkdir(mode=_SHARED, parents=True, exist_ok=True)
+            make_directory(self.root, _SHARED)
             inside = directory.relative_to(self.root)
             for step in (*reversed(inside.parents), inside):
                 mode = _SHARED if step.parts[:2] in ((), ("v1",), ("v1", "sha256")) else _PRIVATE
-                (self.root / step).mkdir(mode=mode, exist_ok=True)
+                make_directory(self.root / step, mode)
         check_trusted(directory)
         self._made.add(directory)

@@ -1,10 +1,12 @@
-"""Keeps a store in order: reads every entry again, removes what nobody wants, sweeps up after killed processes."""
+"""Keeps a store in order: lists it, reads every entry again, removes what nobody wants, sweeps up after the killed."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -13,18 +15,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import StoreError
+from kartifacts.files import locking
+from kartifacts.files.faults import storing
 from kartifacts.model.digest import Digest
-from kartifacts.store import locking
-from kartifacts.store.faults import storing
 from kartifacts.store.writing import TEMPORARY_PREFIX, unfit
 
 if TYPE_CHECKING:
-    from kartifacts.store.store import Entry, Store
+    from kartifacts.store.store import Store
 
 log = logging.getLogger(__name__)
 
 _ABANDONED_SECONDS = 3600.0  # no write of one entry takes that long without a byte
 _PIECE = 1 << 20
+_NAME = re.compile(r"([0-9a-f]{64})(\.[A-Za-z0-9]{1,12})?")
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Entry(NamedTuple):
+    """One file of the store; a plain row, since there may be very many."""
+
+    digest: Digest
+    suffix: str
+    size: int
+    used: float  # when it was last written or read, as far as the mount keeps the times of reads
+    place: str
+    unfit: str  # why it is not used, whatever its content; empty if it is
+
+    @property
+    def path(self) -> Path:
+        return Path(self.place)
 
 
 class Damage(NamedTuple):
@@ -48,42 +67,85 @@ class VerifyReport:
 class GcReport:
     """What `Store.gc` removed, or would remove."""
 
-    removed: tuple[Path, ...]
+    removed: tuple[str, ...]
     freed: int
     kept: int
     kept_bytes: int
 
 
-def files_below(directory: Path) -> Iterator[Path]:
-    """Every file in the sub-directories of `directory`, in a fixed order; follows no link."""
+class Holdings:
+    """What a store held when this was made."""
+
+    def __init__(self, directory: Path) -> None:
+        self.entries = self.bytes = 0
+        self._sizes: dict[str, int] = {}
+        for entry in entries(directory):
+            self.entries += 1
+            self.bytes += entry.size
+            if not entry.unfit:
+                self._sizes[entry.digest + entry.suffix] = entry.size
+
+    def holds(self, digest: str, size: int, suffix: str = "") -> bool:
+        """Whether `Store.find` would have found it."""
+        return self._sizes.get(digest + suffix) == size
+
+
+# -- listing -----------------------------------------------------------------------------------------------------------
+
+
+def entries(directory: Path) -> Iterator[Entry]:
+    """Every entry below the directory ``sha256`` of a store, links and foreign files left out."""
+    for place, name, found in _files_below(directory):
+        named = _NAME.fullmatch(name)
+        if named is not None and place[-len(name) - 3 : -len(name) - 1] == name[:2] and stat.S_ISREG(found.st_mode):
+            digest, suffix = named.groups("")
+            used = max(found.st_atime, found.st_mtime)
+            yield Entry(Digest(digest), suffix, found.st_size, used, place, unfit(found, found.st_size))
+
+
+def _files_below(directory: Path) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Place, name and state of every file in the sub-directories of `directory`; follows no link."""
+    for step in _listed(directory):
+        if step.is_dir(follow_symlinks=False):
+            for item in _listed(step):
+                try:
+                    found = item.stat(follow_symlinks=False)
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+                if not stat.S_ISDIR(found.st_mode):
+                    yield item.path, item.name, found
+
+
+def _listed(directory: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """What is in a directory, in a fixed order; nothing if it is gone."""
     try:
         with os.scandir(directory) as found:
-            below = sorted(item.path for item in found if item.is_dir(follow_symlinks=False))
-        for step in below:
-            with os.scandir(step) as found:
-                yield from sorted(Path(item.path) for item in found if not item.is_dir(follow_symlinks=False))
+            return sorted(found, key=lambda item: item.name)
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
-        raise StoreError(f"cannot list {str(directory)!r}: {error.strerror}") from error
+        raise StoreError(f"cannot list {os.fspath(directory)!r}: {error.strerror}") from error
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
 
 
 def verify(store: Store, progress: Callable[[int], object] | None) -> VerifyReport:
-    entries = size = 0
+    count = size = 0
     damaged: list[Damage] = []
     for entry in store.entries():
         reason = _damage(entry, progress or (lambda _: None))
-        entries += 1
+        count += 1
         size += entry.size
         if reason:
             damaged.append(Damage(entry.path, reason, _move_away(store, entry.path)))
-    return VerifyReport(entries, size, tuple(damaged))
+    return VerifyReport(count, size, tuple(damaged))
 
 
 def _damage(entry: Entry, progress: Callable[[int], object]) -> str:
     digest = hashlib.sha256()
     try:
-        descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _open_unnoticed(entry.place)
         with open(descriptor, "rb", buffering=0) as file:
             reason = unfit(os.fstat(descriptor), entry.size)
             while piece := file.read(_PIECE):
@@ -96,6 +158,14 @@ def _damage(entry: Entry, progress: Callable[[int], object]) -> str:
     return reason or ("" if digest.hexdigest() == entry.digest else f"its content has sha256 {digest.hexdigest()}")
 
 
+def _open_unnoticed(place: str) -> int:
+    """Open a file so that this does not count as its use, which only its owner may ask for."""
+    try:
+        return os.open(place, _FLAGS | os.O_NOATIME)
+    except PermissionError:
+        return os.open(place, _FLAGS)
+
+
 def _move_away(store: Store, path: Path) -> Path | None:
     try:
         return store.quarantine(path)
@@ -104,52 +174,54 @@ def _move_away(store: Store, path: Path) -> Path | None:
         return None
 
 
-def collect(store: Store, keep: AbstractSet[Digest], *, max_bytes: int | None, dry_run: bool) -> GcReport:
-    entries = list(store.entries())
-    total = sum(entry.size for entry in entries)
-    removed: list[Path] = []
+# -- gc ----------------------------------------------------------------------------------------------------------------
+
+
+def collect(
+    store: Store, keep: AbstractSet[str], *, max_bytes: int | None, unused_for: float, dry_run: bool
+) -> GcReport:
+    total = kept = 0
+    loose: list[Entry] = []
+    newest = time.time() - unused_for
+    for entry in store.entries():
+        total += entry.size
+        kept += 1
+        if entry.digest not in keep and (not unused_for or entry.used < newest):
+            loose.append(entry)
+    removed: list[str] = []
     freed = 0
-    for entry in sorted((entry for entry in entries if entry.digest not in keep), key=_last_used):
+    for entry in sorted(loose, key=lambda entry: entry.used):
         if max_bytes is not None and total - freed <= max_bytes:
             break
-        removed.append(entry.path)
+        removed.append(entry.place)
         freed += entry.size
-    kept = len(entries) - len(removed)
-    kept_bytes = total - freed
-    for path, size in _litter(store):
-        removed.append(path)
+    kept, kept_bytes = kept - len(removed), total - freed
+    for place, size in _litter(store.root / "v1"):
+        removed.append(place)
         freed += size
     if not dry_run:
-        for path in removed:
-            with storing("remove", path):
-                path.unlink(missing_ok=True)
+        for place in removed:
+            with storing("remove", Path(place)):
+                _remove(place)
     return GcReport(tuple(removed), freed, kept, kept_bytes)
 
 
-def _last_used(entry: Entry) -> float:
+def _remove(place: str) -> None:
     try:
-        found = os.lstat(entry.path)
+        os.unlink(place)
     except FileNotFoundError:
-        return 0.0
-    return max(found.st_atime, found.st_mtime)
+        log.debug("%s was removed by another process", place)
 
 
-def _litter(store: Store) -> Iterator[tuple[Path, int]]:
+def _litter(base: Path) -> Iterator[tuple[str, int]]:
     """Temporary files and locks of processes that are gone, and what was quarantined."""
-    base = store.root / "v1"
     abandoned = time.time() - _ABANDONED_SECONDS
-    for path in files_below(base / "sha256"):
-        if path.name.startswith(TEMPORARY_PREFIX):
-            yield from _older(path, abandoned)
-    for path in files_below(base):
-        if path.parent.name in ("tmp", "quarantine") or (path.parent.name == "locks" and not locking.is_held(path)):
-            yield from _older(path, abandoned)
-
-
-def _older(path: Path, limit: float) -> Iterator[tuple[Path, int]]:
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if found.st_mtime < limit:
-        yield path, found.st_size
+    for place, name, found in _files_below(base / "sha256"):
+        if name.startswith(TEMPORARY_PREFIX) and found.st_mtime < abandoned:
+            yield place, found.st_size
+    for place, _, found in _files_below(base):
+        directory = os.path.basename(os.path.dirname(place))
+        if found.st_mtime < abandoned and (
+            directory in ("tmp", "quarantine") or (directory == "locks" and not locking.is_held(Path(place)))
+        ):
+            yield place, found.st_size

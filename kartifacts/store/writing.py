@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from kartifacts.errors import StoreError, VerificationError
+from kartifacts.files.faults import storing
 from kartifacts.model.digest import Digest
-from kartifacts.store.faults import storing
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from kartifacts.errors import StoreError
+from kartifacts.files.trust import check_trusted
 from kartifacts.model.digest import sha256
-from kartifacts.store import Store, check_trusted
+from kartifacts.store import Store
 
 CONTENT = b"a kernel"
 DIGEST = sha256(CONTENT)

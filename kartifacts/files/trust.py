@@ -7,33 +7,44 @@ import stat
 from pathlib import Path
 
 from kartifacts.errors import StoreError
+from kartifacts.files.faults import STORE
 
 _MAX_LINKS = 40
 
 
-def check_trusted(path: Path) -> None:
+def make_directory(path: Path, mode: int = 0o755) -> None:
+    """Make a directory and those above it that are missing; whatever the umask, none that others may write to."""
+    if not path.is_dir():
+        if path != path.parent:
+            make_directory(path.parent)
+        path.mkdir(mode, exist_ok=True)
+
+
+def check_trusted(path: Path, *, setting: str = STORE) -> None:
     """Walk every component of `path`, through symbolic links, as far as it exists.
+
+    Args:
+        setting: the variable that names another place, for the hint.
 
     Raises:
         StoreError: naming the component that another user owns or may write.
     """
-    pending = list(reversed(os.path.abspath(path).split(os.sep)[1:]))
+    pending = _names(os.path.abspath(path))
     here = os.sep
     links = 0
     owners = {0, os.geteuid()}
     unmapped = _unmapped_root()
-    _check(here, owners | unmapped)
+    _check(here, owners | unmapped, setting, last=not pending)
     while pending:
         name = pending.pop()
-        if name in ("", "."):
-            continue
         if name == "..":
             here = os.path.dirname(here)
             continue
         step = os.path.join(here, name)
+        # Where everybody may make names, one that belongs to somebody unknown need not be root's.
+        known = owners | unmapped if unmapped and not _is_open(here) else owners
         try:
-            # Where everybody may make names, one that belongs to somebody unknown need not be root's.
-            target = _check(step, owners | unmapped if unmapped and not _is_open(here) else owners)
+            target = _check(step, known, setting, last=not pending)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -44,9 +55,14 @@ def check_trusted(path: Path) -> None:
         links += 1
         if links > _MAX_LINKS:
             raise StoreError(f"{str(path)!r} goes through more than {_MAX_LINKS} symbolic links")
-        pending.extend(reversed(target.split(os.sep)))
+        pending.extend(_names(target))
         if target.startswith(os.sep):
             here = os.sep
+
+
+def _names(path: str) -> list[str]:
+    """The components of a path, the first at the end."""
+    return [name for name in reversed(path.split(os.sep)) if name not in ("", ".")]
 
 
 def _unmapped_root() -> set[int]:
@@ -65,26 +81,27 @@ def _is_open(directory: str) -> bool:
     return bool(os.stat(directory).st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _check(step: str, owners: set[int]) -> str | None:
+def _check(step: str, owners: set[int], setting: str, *, last: bool) -> str | None:
     """Check one component; gives the target of a link."""
     found = os.lstat(step)
     if found.st_uid not in owners:
         raise StoreError(
             f"{step!r} belongs to user {found.st_uid}: expected root or user {os.geteuid()}, who runs this process",
-            hint="another user's files are used through KARTIFACTS_PATH, where they are checked and copied; "
-            "KARTIFACTS_STORE names a store of your own",
+            hint=f"set {setting} to a directory of your own"
+            + ("; another user's files are used through KARTIFACTS_PATH" if setting == STORE else ""),
         )
     if stat.S_ISLNK(found.st_mode):
         return os.readlink(step)
     shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if shared == stat.S_IWGRP and _is_private_group(found.st_gid):
         shared = 0
-    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    # Where only owners may rename, what lies on the way is safe; but into the end of it anybody could put something.
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX and not last
     if shared and not sticky:
         raise StoreError(
             f"{step!r} may be written by other users (mode {stat.S_IMODE(found.st_mode):04o}), "
             "so what lies below it cannot be trusted",
-            hint=f"chmod go-w {step}, or set KARTIFACTS_STORE to a directory that only you can write",
+            hint=f"chmod go-w {step}, or set {setting} to a directory that only you can write",
         )
     return None
 
