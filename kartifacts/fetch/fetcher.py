@@ -16,6 +16,7 @@ from kartifacts.fetch.parallel import run_all
 from kartifacts.fetch.plan import Range, plan
 from kartifacts.fetch.progress import bar
 from kartifacts.fetch.transfer import Stats, Transfer
+from kartifacts.files.trust import check_trusted
 from kartifacts.model.digest import Digest, parse_digest
 from kartifacts.model.manifest import KernelEntry, Pin, Release
 from kartifacts.sources import Source
