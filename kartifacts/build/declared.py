@@ -1,0 +1,90 @@
+"""Reads one op.toml and refuses, with the name of the file, whatever could not be built, published or called."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kartifacts.build.flags import check_define, check_flag
+from kartifacts.errors import ConfigError
+from kartifacts.files.reading import read_regular
+from kartifacts.model.arch import parse_arch
+from kartifacts.model.spec import FamilyDecl, OpDecl, check_family
+
+MAX_DECLARATION = 1 << 20  # bytes of an op.toml
+MAX_NAME = 200  # characters of an op and its axes, which become the name of a file
+TAKEN = frozenset({"arch", "exports", "origin", "path", "refusals", "uri"})  # attributes of a loaded kernel
+_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvcc",)}
+_AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_EXPORT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def read_family(file: Path) -> FamilyDecl:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    what = str(file)
+    try:
+        decl = msgspec.convert(tomllib.loads(read_regular(file, MAX_DECLARATION).decode()), FamilyDecl)
+    except OSError as error:
+        raise ConfigError(f"cannot read {what!r}: {error.strerror or error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8
+        raise ConfigError(f"{what!r} is not TOML: {error}") from error
+    try:
+        check_family(decl, what=what)
+        for op in decl.op:
+            _check_op(op, what)
+    except ConfigError as error:
+        if what in error.message:
+            raise
+        raise ConfigError(f"{what}: {error.message}", hint=error.hint) from error
+    return decl
+
+
+def _check_exports(op: OpDecl, what: str) -> None:
+    if not op.exports:
+        raise ConfigError(f"{what}: {op.name} exports no function")
+    for name in op.exports:
+        if not _EXPORT.fullmatch(name) or keyword.iskeyword(name) or op.exports.count(name) > 1:
+            raise ConfigError(
+                f"{what}: {op.name} exports {name[:80]!r}; expected names of functions, each once, made of letters, "
+                "digits and _, a letter first"
+            )
+        if name in TAKEN:
+            raise ConfigError(
+                f"{what}: {op.name} exports {name!r}, which would hide what a loaded kernel says about itself",
+                hint=f"call it otherwise; taken are {', '.join(sorted(TAKEN))}",
+            )
+
+
+def _check_op(op: OpDecl, what: str) -> None:
+    for axis, values in op.axes.items():
+        for text in (axis, *values):
+            if not _AXIS.fullmatch(text):
+                raise ConfigError(f"{what}: {op.name} has the axis {axis!r} with a bad name or value {text[:80]!r}")
+        if not values or len(set(values)) != len(values):
+            raise ConfigError(f"{what}: {op.name}.axes.{axis} must list its values, each once; got {values}")
+    longest = "&".join(f"{axis}={max(values, key=len)}" for axis, values in op.axes.items())
+    if len(op.name) + len(longest) > MAX_NAME:
+        raise ConfigError(
+            f"{what}: {op.name} and its longest axes have {len(op.name) + len(longest)} characters, which names no "
+            f"file; expected at most {MAX_NAME}: {longest[:80]!r}"
+        )
+    _check_exports(op, what)
+    for kind, device in op.device.items():
+        where = f"{what}: {op.name}.device.{kind}"
+        if device.toolchain not in _TOOLCHAINS[kind]:
+            raise ConfigError(f"{where}.toolchain: expected {_TOOLCHAINS[kind][0]!r}, got {device.toolchain!r}")
+        for flag in device.flags:
+            check_flag(flag, device.toolchain, where)
+        for define in (define for values in device.defines.values() for define in values.values()):
+            check_define(define, where)
+        if device.min_arch and parse_arch(device.min_arch).kind != kind:
+            raise ConfigError(f"{where}.min_arch: {device.min_arch!r} is no {kind} arch")
