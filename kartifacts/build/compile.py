@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kartifacts.build import elf, kept, library, ninja, workspace
+from kartifacts.build import closure, elf, kept, ninja, workspace
 from kartifacts.build import jobs as parallel
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.ninja import Step
@@ -129,7 +129,10 @@ class _Plan:
 
     def add(self, key: Digest, spec: Spec) -> None:
         toolchain = self.toolchains[spec.device.toolchain]
-        objects = [self._object(spec, unit) for unit in toolchain.units(spec)]
+        shared = closure.shared_include(Path(spec.root))
+        places = ("-isystem", str(shared)) if shared else ()
+        units = [replace(unit, places=(*unit.places, *places)) for unit in toolchain.units(spec)]
+        objects = [self._object(spec, unit) for unit in units]
         output = self.staging / "kernels" / key / kept.FILE
         command = toolchain.link([str(path) for path in objects], str(output))
         new = tuple(path for path in objects if path not in self.objects_reused)
@@ -164,7 +167,7 @@ class _Plan:
     def _closure(self, spec: Spec, source: str) -> tuple[Source, ...]:
         found = self._closures.get((spec.root, source))
         if found is None:
-            found = self._closures[spec.root, source] = library.reached(Path(spec.root), [source])
+            found = self._closures[spec.root, source] = closure.reached(Path(spec.root), [source])
         if not set(found) <= set(spec.sources):
             raise BuildError(f"the sources of {spec.uri} have changed since they were read", hint="run it again")
         return found
@@ -287,7 +290,7 @@ def _check_reads(made: _Object, step: Step) -> None:
         raise BuildError(f"{step.title}: the compiler did not list the files that it read", command=step.shell)
     read = re.split(r"(?<!\\)\s+", made.depfile.read_text(errors="replace").partition(": ")[2].replace("\\\n", " "))
     for name in filter(None, read):
-        path = library.relative(Path(made.root), name.replace("\\ ", " "))
+        path = closure.relative(Path(made.root), name.replace("\\ ", " "))
         if path is not None and path not in made.reached:
             raise BuildError(
                 f"{step.title}: the compiler read {path!r}, which the op's identity does not cover",

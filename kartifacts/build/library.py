@@ -9,49 +9,52 @@ import difflib
 import itertools
 import logging
 import os
-import posixpath
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
+from kartifacts import __version__
+from kartifacts.build.closure import inside, own_root, reached
+from kartifacts.build.declared import read_family
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.model.arch import Arch, parse_arch, supported
-from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import check_name
-from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes, check_family
+from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes
 
 log = logging.getLogger(__name__)
 
 BUILTIN = "kartifacts"
 ENTRY_POINTS = "kartifacts.libraries"
-INCLUDE = "include"
-_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvcc",)}
-_AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-_INCLUDED = re.compile(
-    rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
-)
-# What such a flag reads or writes is not in the op's identity, or differs from machine to machine.
-_REFUSED_FLAG = re.compile(
-    r"@.*|-(I|L|l|o|B|isystem|iquote|idirafter|imacros|include|pre-include|sysroot|-sysroot|specs|fplugin|ccbin).*"
-    r"|.*=native|-t\d*|-(arch|code|gencode|march|mcpu).*"
-    r"|--(include-path|system-include|library|library-path|compiler-bindir|threads|gpu-).*"
-)
 
 
 class Library:
     """The ops that one directory declares.
 
     Every file is read at most once: within a process, a library does not change.
+
+    Attributes:
+        version: of the package that brings it; empty if it is of none.
+        broken: directory → what is wrong with the op.toml in it; the other families can be used all the same.
     """
 
-    def __init__(self, name: str, root: Path, families: Mapping[str, FamilyDecl], homes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        families: Mapping[str, FamilyDecl],
+        homes: Mapping[str, str],
+        *,
+        version: str = "",
+        broken: Mapping[str, ConfigError] | None = None,
+    ) -> None:
         self.name = name
         self.root = root
+        self.version = version
         self.families = families
+        self.broken = dict(broken or {})
         self._homes = homes  # family → its directory, relative to the root
         self._reached: dict[tuple[str, ...], tuple[Source, ...]] = {}
 
@@ -70,6 +73,8 @@ class Library:
     def find(self, op: str) -> tuple[str, OpDecl]:
         """The family and declaration of ``norm/rmsnorm``, or of ``rmsnorm`` where one family declares it."""
         found = self.matches(op)
+        if not found and (error := self.broken.get(op.rpartition("/")[0])):
+            raise error
         if len(found) != 1:
             raise _not_one(op, found, self.ops, f"library {self.name!r}")
         family, _, name = found[0].rpartition("/")
@@ -92,8 +97,10 @@ class Library:
             The specs, and one refusal for each op and arch that were left out.
 
         Raises:
-            ConfigError: nothing is left to build, or a declaration is wrong.
+            ConfigError: nothing is left to build, or any declaration of the library is wrong.
         """
+        for error in self.broken.values():
+            raise error
         made: list[Spec] = []
         skipped: list[Refusal] = []
         wanted = {f"{family}/{decl.name}": (family, decl) for family, decl in map(self.find, tuple(ops) or self.ops)}
@@ -151,7 +158,12 @@ class Libraries:
     ) -> None:
         self.explicit = tuple(explicit)
         self.installed = tuple(installed)
-        self.broken = tuple(broken)
+        declarations = [
+            Refusal(f"library {library.name}", error.message)
+            for library in (*explicit, *installed)
+            for error in library.broken.values()
+        ]
+        self.broken = (*broken, *declarations)
 
     def __iter__(self) -> Iterator[Library]:
         return iter((*self.explicit, *self.installed))
@@ -160,7 +172,7 @@ class Libraries:
         """The library that declares `op`; None if none does.
 
         Raises:
-            ConfigError: several do.
+            ConfigError: several do, or the declaration of its family cannot be read.
         """
         for group in (self.explicit, self.installed):
             found = [(library, name) for library in group for name in library.matches(op)]
@@ -169,6 +181,9 @@ class Libraries:
                 raise ConfigError(f"the op {op!r} is declared more than once: {'; '.join(named)}")
             if found:
                 return found[0][0]
+            for library in group:
+                if error := library.broken.get(op.rpartition("/")[0]):
+                    raise error
         return None
 
     def find(self, op: str) -> Library:
@@ -190,70 +205,74 @@ class Libraries:
 def discover(explicit: Iterable[Path] = ()) -> Libraries:
     """Find the libraries of this machine: `explicit` directories, our own, and those of installed packages.
 
-    One broken package does not take the others with it: it is logged, and named where an op is not found.
+    One broken package or declaration does not take the others with it: it is logged, and named where an op is not
+    found.
     """
     installed, broken = [], []
-    for name, value in _installed():
+    for name, value, version in _installed():
         try:
-            installed.append(open_library(_root_of(value), name))
+            installed.append(open_library(_root_of(value), name, version=version, strict=False))
         except ConfigError as error:
             log.warning("the kernel library %r is not usable: %s", name, error.message)
             broken.append(Refusal(f"library {name}", error.message))
-    return Libraries([open_library(path) for path in explicit], installed, broken)
+    return Libraries([open_library(path, strict=False) for path in explicit], installed, broken)
 
 
-def builtin_root() -> Path | None:
-    """Our own kernels: of the checkout that this package lies in, else the packaged copy; None if there is neither."""
-    package = Path(__file__).resolve().parent.parent
-    checkout = package.parent
-    if (checkout / "pyproject.toml").is_file() and any((checkout / "kernels").glob("*/op.toml")):
-        return checkout / "kernels"
-    packaged = package / "_kernels"
-    return packaged if packaged.is_dir() else None
-
-
-def open_library(root: Path, name: str | None = None) -> Library:
+def open_library(root: Path, name: str | None = None, *, version: str = "", strict: bool = True) -> Library:
     """Read every op.toml of a library.
 
     Args:
         root: its directory.
         name: what releases call it; by default a name like that of the directory.
+        version: of the package that brings it.
+        strict: fail at the first op.toml that is wrong; else go on without, and raise its error when it is asked for.
 
     Raises:
         ConfigError: it is not a library, or an op.toml is wrong; names the file.
     """
-    root = Path(os.path.abspath(root))
+    try:
+        root = Path(os.path.abspath(root))
+    except FileNotFoundError as error:  # no current directory
+        raise ConfigError(f"{str(root)!r} is no kernel library: {error.strerror}") from error
     if name is None:
-        name = BUILTIN if root == builtin_root() else re.sub(r"[^a-z0-9]+", "-", root.name.lower()).strip("-") or "ops"
+        name = BUILTIN if root == own_root() else re.sub(r"[^a-z0-9]+", "-", root.name.lower()).strip("-") or "ops"
     check_name(name, "library")
     files = sorted(root.glob("*/op.toml"))
     if not files:
         raise ConfigError(f"{str(root)!r} is no kernel library: it has no */op.toml")
     families: dict[str, FamilyDecl] = {}
     homes: dict[str, str] = {}
+    broken: dict[str, ConfigError] = {}
     for file in files:
-        decl = _read(file)
-        if decl.family in families:
-            raise ConfigError(
-                f"{str(file)!r} declares the family {decl.family!r}, as {homes[decl.family]}/op.toml does"
-            )
+        try:
+            decl = read_family(file)
+            if decl.family in families:
+                raise ConfigError(
+                    f"{str(file)!r} declares the family {decl.family!r}, as {homes[decl.family]}/op.toml does"
+                )
+        except ConfigError as error:
+            if strict:
+                raise
+            log.warning("an op.toml of the library %r is not usable: %s", name, error.message)
+            broken[file.parent.name] = error
+            continue
         families[decl.family] = decl
         homes[decl.family] = file.parent.name
-    return Library(name, root, families, homes)
+    return Library(name, root, families, homes, version=version, broken=broken)
 
 
 # -- where libraries are -----------------------------------------------------------------------------------------------
 
 
-def _installed() -> Iterator[tuple[str, str | Path]]:
-    """Name and place of each installed library, ours first."""
+def _installed() -> Iterator[tuple[str, str | Path, str]]:
+    """Name, place and version of each installed library, ours first."""
     from importlib.metadata import entry_points
 
-    root = builtin_root()
+    root = own_root()
     if root is not None:
-        yield BUILTIN, root
+        yield BUILTIN, root, __version__
     for point in entry_points(group=ENTRY_POINTS):
-        yield point.name, point.value
+        yield point.name, point.value, point.dist.version if point.dist else ""
 
 
 def _root_of(place: str | Path) -> Path:
@@ -274,56 +293,7 @@ def _root_of(place: str | Path) -> Path:
     raise ConfigError(f"entry point {place!r} names no directory of an installed package")
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def _read(file: Path) -> FamilyDecl:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    what = str(file)
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-        decl = msgspec.convert(content, FamilyDecl)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {what!r}: {error}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{what!r} is not TOML: {error}") from error
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
-    try:
-        check_family(decl, what=what)
-        for op in decl.op:
-            _check_op(op, what)
-    except ConfigError as error:
-        if what in error.message:
-            raise
-        raise ConfigError(f"{what}: {error.message}", hint=error.hint) from error
-    return decl
-
-
-def _check_op(op: OpDecl, what: str) -> None:
-    for axis, values in op.axes.items():
-        for text in (axis, *values):
-            if not _AXIS.fullmatch(text):
-                raise ConfigError(f"{what}: {op.name} has the axis {axis!r} with a bad name or value {text[:80]!r}")
-        if not values or len(set(values)) != len(values):
-            raise ConfigError(f"{what}: {op.name}.axes.{axis} must list its values, each once; got {values}")
-    if not op.exports:
-        raise ConfigError(f"{what}: {op.name} exports no function")
-    for kind, device in op.device.items():
-        where = f"{what}: {op.name}.device.{kind}"
-        if device.toolchain not in _TOOLCHAINS[kind]:
-            raise ConfigError(f"{where}.toolchain: expected {_TOOLCHAINS[kind][0]!r}, got {device.toolchain!r}")
-        for flag in device.flags:
-            if _REFUSED_FLAG.fullmatch(flag):
-                raise ConfigError(
-                    f"{where}.flags: {flag!r} makes the result depend on more than the op's own files and its arch",
-                    hint="shared headers belong into the library's include/, the CPU level into the arch list",
-                )
-        if device.min_arch and parse_arch(device.min_arch).kind != kind:
-            raise ConfigError(f"{where}.min_arch: {device.min_arch!r} is no {kind} arch")
+# -- what is asked for -------------------------------------------------------------------------------------------------
 
 
 def _unsupported(decl: OpDecl, arch: Arch) -> str | None:
@@ -348,56 +318,3 @@ def _not_one(op: str, found: Sequence[str], known: Sequence[str], where: str) ->
     near = difflib.get_close_matches(op[:100], [*known, *bare], n=4, cutoff=0.5)
     listed = ", ".join(dict.fromkeys(bare.get(name, name) for name in near)) or ", ".join(known[:20]) or "none"
     return ConfigError(f"no op {op[:100]!r} is declared in {where}", hint=f"near ones: {listed}")
-
-
-# -- what the bytes depend on ------------------------------------------------------------------------------------------
-
-
-def inside(home: str, path: str, what: str) -> str:
-    """`path`, written in the directory `home` of a library, relative to the library's root."""
-    joined = posixpath.normpath(posixpath.join(home, path))
-    if posixpath.isabs(joined) or joined == ".." or joined.startswith("../"):
-        raise ConfigError(f"{what} reaches outside the library: {path[:200]!r}")
-    return joined
-
-
-def reached(root: Path, sources: Iterable[str]) -> tuple[Source, ...]:
-    """`sources` and all they include, directly or not, that lies in the library at `root`.
-
-    A header that the library does not have is the toolchain's or the system's; the toolchain's fingerprint covers it.
-
-    Raises:
-        ConfigError: a source is missing, or an include reaches outside the library or cannot be followed.
-    """
-    found: dict[str, Digest] = {}
-    waiting = [(path, "op.toml") for path in sources]
-    while waiting:
-        path, wanted_by = waiting.pop()
-        if path in found:
-            continue
-        try:
-            content = (root / path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{wanted_by} names {path!r}, which cannot be read in {str(root)!r}: {error}") from error
-        found[path] = sha256(content)
-        waiting.extend((header, path) for header in _included(root, path, content))
-    return tuple(Source(path, found[path]) for path in sorted(found))
-
-
-def _included(root: Path, path: str, content: bytes) -> Iterator[str]:
-    home = posixpath.dirname(path)
-    for quoted, angled, other in _INCLUDED.findall(content.replace(b"\\\n", b"").replace(b"\\\r\n", b"")):
-        if other:
-            shown = other.decode(errors="replace")[:100]
-            raise ConfigError(f"{path} includes {shown!r}, which cannot be followed", hint="include a file by its name")
-        name = (quoted or angled).decode(errors="replace")
-        for place in (home, INCLUDE) if quoted else (INCLUDE,):
-            if os.path.isfile(root / place / name):
-                yield inside(place, name, f"an include in {path}")
-                break
-
-
-def relative(root: Path, name: str) -> str | None:
-    """A file that a compiler names, relative to the library's root, in which it ran; None if it lies elsewhere."""
-    path = posixpath.normpath(posixpath.relpath(name, root) if posixpath.isabs(name) else name)
-    return None if path.startswith("../") else path

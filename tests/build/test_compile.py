@@ -13,7 +13,7 @@ import pytest
 
 from kartifacts.build.compile import check_complete, compile_specs
 from kartifacts.build.elf import inspect
-from kartifacts.build.library import Library
+from kartifacts.build.library import Library, open_library
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError, NoCompiler, StoreError
 from kartifacts.model.arch import parse_arch, parse_archs
@@ -270,7 +270,6 @@ def test_a_compiler_killed_once_is_tried_again_with_half_the_jobs(
 
 
 def test_a_kernel_without_its_promised_function_is_refused(settings: Settings, tmp_path: Path) -> None:
-    from kartifacts.build.library import open_library
 
     declared = OP_TOML.replace('exports = ["answer"]', 'exports = ["answer", "question"]')
     spec = open_library(write_library(tmp_path / "lib", {"demo/op.toml": declared})).spec(
@@ -470,3 +469,10 @@ def test_a_killed_build_goes_on_where_it_was_and_its_remains_are_removed(
     assert [answer_of(kernel.path) for kernel in build.kernels] == [7, 7000]
     assert compiler.compiled[len(before) :] == ["demo/answer_cpu.cpp"]  # the one that hung
     assert not list((watched.workspace / "staging").iterdir())
+
+
+def test_another_library_compiles_against_our_headers(settings: Settings, tmp_path: Path) -> None:
+    source = '#include "answer.h"\n#include "kart/launch.h"\nlong kart_answer() { return KART_CUDA * KART_SIZE; }\n'
+    library = open_library(write_library(tmp_path / "other", {"demo/answer_cpu.cpp": source}))
+    [kernel] = compile_specs([library.spec("answer", {"size": "large"}, CPU)], settings).kernels
+    assert answer_of(kernel.path) == 2000

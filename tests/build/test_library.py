@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -8,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from kartifacts.build.library import Library, discover, open_library, reached
+from kartifacts.build import closure
+from kartifacts.build.closure import own_root as real_root
+from kartifacts.build.closure import reached
+from kartifacts.build.declared import TAKEN
+from kartifacts.build.library import Library, discover, open_library
 from kartifacts.errors import ConfigError
 from kartifacts.model.arch import parse_arch, parse_archs
 from kartifacts.model.spec import Spec
+from kartifacts.runtime import kernel as loading
+from kartifacts.runtime.kernel import Kernel
 
 from .conftest import CPU, OP_TOML, write_library
 
@@ -219,6 +226,269 @@ def test_an_arch_list_of_which_nothing_is_left_is_an_error_with_the_reasons(demo
         demo.specs(["answer"], parse_archs("7.0"))
 
 
+# -- what may be declared ----------------------------------------------------------------------------------------------
+
+_REACHING = [
+    *(
+        "-I/opt/include",
+        "-I",
+        "-Ifoo",
+        "-isystem",
+        "-isystem/x",
+        "-iquote/x",
+        "-idirafter/x",
+        "-iprefix/x",
+        "-iwithprefix/x",
+    ),
+    *("-imacros/x", "-include/x", "-include", "--include-directory=/x", "--include-directory-after=/x", "--imacros=/x"),
+    *(
+        "-Wp,-I/x",
+        "-Wp,-imacros,/x",
+        "-Wa,-I/x",
+        "-Wl,-L/x",
+        "-Xpreprocessor",
+        "-Xlinker",
+        "-Xassembler",
+        "-L/x",
+        "-lm",
+    ),
+    *(
+        "@file",
+        "-specs=x",
+        "--specs=x",
+        "-fplugin=x.so",
+        "-fplugin-arg-x-y=z",
+        "-B/x",
+        "-B",
+        "--sysroot=/x",
+        "-isysroot/x",
+    ),
+    *(
+        "-fprofile-use=/x",
+        "-fauto-profile=/x",
+        "-fmodule-mapper=/x",
+        "-fsanitize-blacklist=/x",
+        "-fdump-tree-all",
+        "-o",
+        "-MF/x",
+    ),
+    *(
+        "-march=native",
+        "-mtune=native",
+        "-mcpu=x",
+        "-mavx512f",
+        "-save-temps",
+        "-wrapper",
+        "-x",
+        "/x.cpp",
+        "x.o",
+        "-",
+        "",
+    ),
+    *(
+        "-fopenmp",
+        "-pthread",
+        "-shared",
+        "-static",
+        "-E",
+        "-g",
+        "-DX=$(id)",
+        "-DX=`id`",
+        "-O3 -I/x",
+        "-O3\n",
+        "-c",
+        "--help",
+    ),
+    *("-fdiagnostics-add-output=sarif:file=/x", "-frandom-seed=1", "-fstack-usage", "-Werror=x,-I/x", "-D", "-D1"),
+]
+_REACHING_NVCC = [
+    *_REACHING,
+    *(
+        "-Xcompiler=-I/x",
+        "-Xcompiler=-O3,-I/x",
+        "-Xcompiler",
+        "--compiler-options=-I/x",
+        "--compiler-options",
+        "-Xcompiler=@x",
+    ),
+    *(
+        "--options-file=x",
+        "-optf",
+        "-optf=x",
+        "--include-path=/x",
+        "--system-include=/x",
+        "--pre-include=/x",
+        "-Xptxas",
+    ),
+    *("-Xptxas=--input-as-string", "-Xptxas=-v,-I", "-Xnvlink=-L/x", "-Xarchive=x", "-ccbin=x", "--compiler-bindir=x"),
+    *(
+        "-gencode=arch=compute_89,code=sm_89",
+        "-arch=sm_90",
+        "--gpu-architecture=sm_90",
+        "-code=sm_90",
+        "-t4",
+        "--threads=4",
+    ),
+    *(
+        "-rdc=true",
+        "--relocatable-device-code=true",
+        "-dlto",
+        "--keep",
+        "--keep-dir=x",
+        "--dryrun",
+        "-lineinfo",
+        "-G",
+        "-ptx",
+    ),
+    *(
+        "--library=x",
+        "--library-path=x",
+        "-ldir=x",
+        "--cudart=shared",
+        "-time=x",
+        "--fdevice-time-trace=x",
+        "-Xcudafe=--x",
+    ),
+    *("--libdevice-directory=x", "--target-directory=x", "--use-local-env", "--run", "--clean-targets"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"), [*(("cpu", flag) for flag in _REACHING), *(("cuda", flag) for flag in _REACHING_NVCC)]
+)
+def test_a_flag_whose_effect_the_identity_does_not_cover_is_refused_by_its_name(
+    tmp_path: Path, kind: str, flag: str
+) -> None:
+    marker = 'toolchain = "cxx"' if kind == "cpu" else 'toolchain = "nvcc"'
+    text = OP_TOML.replace(marker, f"{marker}\nflags = [{json.dumps(flag)}]")
+    with pytest.raises(ConfigError, match="depend on more than the op's own files") as caught:
+        open_library(write_library(tmp_path / "lib", {"demo/op.toml": text}))
+    assert f"answer.device.{kind}.flags" in caught.value.message
+    assert any(repr(part) in caught.value.message for part in (flag, *flag.partition("=")[2].split(",")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [
+        (
+            "cpu",
+            "-O3 -Ofast -std=c++20 -ffast-math -fno-trapping-math -fno-math-errno -funroll-loops -Wall -Wno-unused",
+        ),
+        (
+            "cpu",
+            '-DX -DX=1 -UX -DA="a,b" -fopenmp-simd -ffp-contract=off -mprefer-vector-width=512 -ftemplate-depth=2000',
+        ),
+        ("cuda", "-O3 -std=c++17 --use_fast_math -use_fast_math -ftz=true --fmad=false --maxrregcount=128 -DX=1 -w"),
+        ("cuda", "--expt-relaxed-constexpr -extended-lambda -Xptxas=-O3,-v,-dlcm=ca --ptxas-options=--warn-on-spills"),
+        ("cuda", "-Xcompiler=-fno-math-errno,-Wall --compiler-options=-ffast-math -diag-suppress=177,550 -restrict"),
+    ],
+)
+def test_what_kernels_need_may_be_declared(tmp_path: Path, kind: str, flags: str) -> None:
+    marker = 'toolchain = "cxx"' if kind == "cpu" else 'toolchain = "nvcc"'
+    text = OP_TOML.replace(marker, f"{marker}\nflags = {json.dumps(flags.split())}")
+    open_library(write_library(tmp_path / "lib", {"demo/op.toml": text}))
+
+
+@pytest.mark.parametrize("define", ["", "1X=1", "X -I/x", "X=$(id)", "-I/x", "X=1\n"])
+def test_a_define_that_is_none_is_refused(tmp_path: Path, define: str) -> None:
+    text = OP_TOML.replace('"KART_SIZE=1"', json.dumps(define))
+    with pytest.raises(ConfigError, match=r"answer.device.cpu.defines: expected NAME"):
+        open_library(write_library(tmp_path / "lib", {"demo/op.toml": text}))
+
+
+def test_an_export_cannot_hide_what_a_kernel_says_about_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_load_module", lambda *_: None)
+    taken = {name for name in vars(Kernel("u", CPU, Path("x"), "o", ())) if not name.startswith("_")}
+    assert taken == TAKEN
+    for name in (*sorted(taken), "_module", "__call__", "a-b", "a b", "1a", "", "class", "a.b", "\u00e9"):
+        text = OP_TOML.replace('exports = ["answer"]', f"exports = [{json.dumps(name)}]")
+        with pytest.raises(ConfigError, match="answer exports"):
+            open_library(write_library(tmp_path / "lib", {"demo/op.toml": text}))
+    text = OP_TOML.replace('exports = ["answer"]', 'exports = ["answer", "answer"]')
+    with pytest.raises(ConfigError, match="each once"):
+        open_library(write_library(tmp_path / "lib", {"demo/op.toml": text}))
+
+
+@pytest.mark.parametrize("values", [["x" * 300], ["x" * 128, "y" * 128, "z" * 128]])
+def test_axes_that_no_file_could_be_named_after_are_refused_where_they_are_declared(
+    tmp_path: Path, values: list[str]
+) -> None:
+    axes = "\n".join(f'axes.a{number} = ["{value}"]' for number, value in enumerate(values))
+    text = OP_TOML.replace("axes.size", f"{axes}\naxes.size")
+    with pytest.raises(ConfigError, match="at most 200"):
+        open_library(write_library(tmp_path / "lib", {"demo/op.toml": text}))
+
+
+# -- what lies in the way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "huge"])
+@pytest.mark.parametrize("name", ["demo/op.toml", "demo/answer_cpu.cpp", "demo/answer.h", "include/deep/scale.h"])
+def test_what_is_planted_in_a_library_is_refused_and_never_waited_for(root: Path, name: str, kind: str) -> None:
+    (root / name).unlink()
+    if kind == "huge":
+        with open(root / name, "wb") as file:
+            file.truncate(1 << 40)
+    else:
+        {"pipe": os.mkfifo, "directory": os.mkdir, "device": lambda at: os.symlink("/dev/zero", at)}[kind](root / name)
+    if kind == "directory" and name.endswith(".h"):  # passed over, as compilers do
+        assert name not in paths_of(open_library(root).spec("answer", {"size": "small"}, CPU))
+        return
+    with pytest.raises(ConfigError, match=name):
+        open_library(root).spec("answer", {"size": "small"}, CPU)
+
+
+@pytest.mark.parametrize(
+    "text", ["[[op]", "a = " + "[" * 100_000, 'schema = 1\nfamily = "more"\n[[op]]\nname = "x"', "\0"]
+)
+def test_a_mistake_in_one_declaration_stops_what_is_released_and_no_other_op(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_library(tmp_path / "lib", {"more/op.toml": text})
+    with pytest.raises(ConfigError, match=r"more/op.toml"):
+        open_library(root)
+    libraries = discover([root])
+    library = libraries.find("demo/answer")
+    assert library.spec("answer", {"size": "small"}, CPU).uri == "demo/answer?size=small"
+    assert "more/op.toml" in caplog.text
+    for ask in (libraries.library_of, libraries.find, library.find):
+        with pytest.raises(ConfigError, match=r"more/op.toml"):
+            ask("more/x")
+    with pytest.raises(ConfigError, match="no op 'x'") as caught:
+        libraries.find("x")
+    assert "more/op.toml" in str(caught.value)
+    for wanted in ([], ["demo/answer"]):
+        with pytest.raises(ConfigError, match=r"more/op.toml"):
+            library.specs(wanted, [CPU])
+
+
+# -- our headers -------------------------------------------------------------------------------------------------------
+
+
+def test_another_library_finds_our_headers_and_they_are_part_of_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = '#include "kart/ffi.h"\n#include <kart/scalar.h>\n'
+    root = write_library(tmp_path / "lib", {"demo/answer_binding.cpp": source})
+    own = real_root()
+    assert own is not None
+    ours = shutil.copytree(own, tmp_path / "ours")
+    monkeypatch.setattr(closure, "own_root", lambda: ours)
+
+    def read() -> Spec:
+        return open_library(root).spec("answer", {"size": "small"}, CPU)
+
+    before = read()
+    assert {f"<kartifacts>/include/kart/{name}.h" for name in ("ffi", "launch", "scalar")} < set(paths_of(before))
+    header = ours / "include/kart/launch.h"
+    header.write_text(header.read_text() + "// changed\n")
+    assert read().op_digest != before.op_digest
+    (root / "include/kart").mkdir()
+    (root / "include/kart/launch.h").write_text("// its own goes first, also for our headers\n")
+    assert "include/kart/launch.h" in paths_of(read())
+    assert "<kartifacts>/include/kart/launch.h" not in paths_of(read())
+
+
 # -- finding libraries -------------------------------------------------------------------------------------------------
 
 
@@ -265,7 +535,7 @@ def test_a_library_of_an_installed_package_is_found_without_importing_it(
     package = install("kart_ext", value)
     write_library(package / folder)
     library = discover().find("demo/answer")
-    assert (library.name, library.root) == ("kart_ext", package / folder)
+    assert (library.name, library.root, library.version) == ("kart_ext", package / folder, "1.0")
 
 
 def test_a_broken_installed_library_hides_no_other_and_is_named_where_an_op_is_missing(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from kartifacts import config
+from kartifacts.build.closure import own_root
 from kartifacts.build.compile import compile_specs
-from kartifacts.build.library import builtin_root, open_library
+from kartifacts.build.library import open_library
 from kartifacts.model.arch import parse_arch
 
 
@@ -17,7 +18,7 @@ from kartifacts.model.arch import parse_arch
 def test_the_directory_of_the_sources_is_not_in_the_bytes(arch: str, tmp_path: Path) -> None:
     digests = set()
     for place in ("here", "a/longer/way/down"):
-        root = builtin_root()
+        root = own_root()
         assert root is not None
         library = open_library(shutil.copytree(root, tmp_path / place / "kernels"), "kartifacts")
         specs = [

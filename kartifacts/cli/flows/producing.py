@@ -25,19 +25,22 @@ _SHOWN = 20
 
 
 def build(settings: Settings, *, ops: str, out: Path, library: str, version: str, lock: Path | None) -> Report:
-    """Compile `ops` for the archs of the settings and write them as a release into the repository `out`."""
+    """Compile `ops` for the archs of the settings and write them as a release into the repository `out`.
+
+    An empty `version` is that of the package which brings the library.
+    """
     from kartifacts.build import library as libraries
     from kartifacts.build.compile import compile_specs
     from kartifacts.publish.lockfile import read_lock
     from kartifacts.publish.release import make_release
 
     start = time.monotonic()
-    check_name(version, "version")  # this and the lock now, not after hours of compiling
     if lock is not None and os.path.lexists(lock):
-        read_lock(lock)
+        read_lock(lock)  # this and the version now, not after hours of compiling
     source = next((found for found in libraries.discover() if found.name == library), None)
     if source is None:
         raise ConfigError(f"no kernel library {library!r} is installed", hint="kartifacts doctor lists those there are")
+    version = check_name(version or source.version, "version")
     archs = parse_archs(settings.archs, native=native(settings.archs))
     names = _op_names(ops, source.ops)
     specs, skipped = source.specs(names, archs)

@@ -1,0 +1,103 @@
+"""Finds every file that a kernel's bytes depend on: sources, and whatever they include, with their digests."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from kartifacts.errors import ConfigError
+from kartifacts.files.reading import read_regular
+from kartifacts.model.digest import Digest, sha256
+from kartifacts.model.spec import Source
+
+INCLUDE = "include"
+SHARED = "<kartifacts>"  # stands, in the identity of another library, for the root of our own
+MAX_SOURCE = 64 << 20  # bytes
+_INCLUDED = re.compile(
+    rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
+)
+
+
+def own_root() -> Path | None:
+    """Our own kernels: of the checkout that this package lies in, else the packaged copy; None if there is neither."""
+    package = Path(__file__).resolve().parent.parent
+    checkout = package.parent
+    if (checkout / "pyproject.toml").is_file() and any((checkout / "kernels").glob("*/op.toml")):
+        return checkout / "kernels"
+    packaged = package / "_kernels"
+    return packaged if packaged.is_dir() else None
+
+
+def shared_include(root: Path) -> Path | None:
+    """Where other libraries than our own find our headers, after their own include/; None for our own."""
+    own = own_root()
+    return None if own is None or own == root else own / INCLUDE
+
+
+def inside(home: str, path: str, what: str) -> str:
+    """`path`, written in the directory `home` of a library, relative to the library's root."""
+    joined = posixpath.normpath(posixpath.join(home, path))
+    if posixpath.isabs(joined) or joined in ("..", SHARED) or joined.startswith("../"):
+        raise ConfigError(f"{what} reaches outside the library: {path[:200]!r}")
+    if home.partition("/")[0] == SHARED != joined.partition("/")[0]:
+        raise ConfigError(f"{what} reaches outside the library: {path[:200]!r}")
+    return joined
+
+
+def reached(root: Path, sources: Iterable[str]) -> tuple[Source, ...]:
+    """`sources` and all they include, directly or not, that lies in the library at `root` or among our shared headers.
+
+    A header of neither is the toolchain's or the system's; the toolchain's fingerprint covers it.
+
+    Raises:
+        ConfigError: a source is missing, or an include reaches outside the library or cannot be followed.
+    """
+    found: dict[str, Digest] = {}
+    places = {"": root} | ({SHARED: shared.parent} if (shared := shared_include(root)) else {})
+    waiting = [(path, "op.toml") for path in sources]
+    while waiting:
+        path, wanted_by = waiting.pop()
+        if path in found:
+            continue
+        try:
+            content = read_regular(_place(places, path), MAX_SOURCE)
+        except OSError as error:
+            raise ConfigError(
+                f"{wanted_by} names {path!r}, which cannot be read in {str(root)!r}: {error.strerror or error}"
+            ) from error
+        found[path] = sha256(content)
+        waiting.extend((header, path) for header in _included(places, path, content))
+    return tuple(Source(path, found[path]) for path in sorted(found))
+
+
+def _place(places: Mapping[str, Path], path: str) -> Path:
+    top, _, rest = path.partition("/")
+    return places[top] / rest if top == SHARED else places[""] / path
+
+
+def _included(places: Mapping[str, Path], path: str, content: bytes) -> Iterator[str]:
+    home = posixpath.dirname(path)
+    shared = [f"{SHARED}/{INCLUDE}"] if SHARED in places else []
+    for quoted, angled, other in _INCLUDED.findall(content.replace(b"\\\n", b"").replace(b"\\\r\n", b"")):
+        try:
+            name = (quoted or angled or other).decode()
+        except UnicodeDecodeError:
+            other = name = repr(quoted or angled or other)
+        if other:
+            raise ConfigError(
+                f"{path} includes {name[:100]!r}, which cannot be followed", hint="include a file by its name in UTF-8"
+            )
+        for place in (*((home,) if quoted else ()), INCLUDE, *shared):
+            there = _place(places, posixpath.join(place, name))
+            if os.path.lexists(there) and not os.path.isdir(there):  # directories are passed over by compilers too
+                yield inside(place, name, f"an include in {path}")
+                break
+
+
+def relative(root: Path, name: str) -> str | None:
+    """A file that a compiler names, relative to the library's root, in which it ran; None if it lies elsewhere."""
+    path = posixpath.normpath(posixpath.relpath(name, root) if posixpath.isabs(name) else name)
+    return None if path.startswith("../") else path
