@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from kartifacts import __version__, config
+from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.errors import ConfigError
 
@@ -21,7 +21,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
 @click.option("--out", required=True, type=_DIRECTORY, help="Repository directory to write.")
 @click.option("--library", default="kartifacts", show_default=True, help="Library whose ops are built.")
-@click.option("--release-version", default=__version__, show_default=True, help="Version of the release.")
+@click.option("--release-version", default="", help="Version of the release; default: that of the library's package.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @json_option
 def build_command(
@@ -42,7 +42,7 @@ def build_command(
         *(f"skipped: {row}" for row in report["skipped"]),
         *(f"built: {row['uri']} for {row['arch']}" for row in report["kernels"]),
         f"{len(report['kernels'])} kernels in {len(report['bundles'])} bundles, {report['seconds']:.1f} s",
-        f"release {library} {release_version}: sha256:{report['pin']['sha256']}",
+        f"release {library} {report['pin']['version']}: sha256:{report['pin']['sha256']}",
     ]
     emit(as_json, report, "\n".join(lines))
 
