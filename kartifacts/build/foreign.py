@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,14 +20,16 @@ from pathlib import Path
 from kartifacts.build.elf import Inspection, inspect_bytes
 from kartifacts.build.pack import PackInput, Progress, pack_bundle
 from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.layout import check_name, check_path, suffix_of
-from kartifacts.model.manifest import Descriptor
+from kartifacts.model.manifest import MAX_BLOCK_RAW, Descriptor
 
 log = logging.getLogger(__name__)
 
 CHECKSUMS = "checksums.txt"
+MAX_LIST = 64 << 20  # bytes
 
 _SHOWN = 20
 _JOBS = 4
@@ -53,7 +55,8 @@ class _Fault:
     kind: str  # for the count
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.problem}"
+        place = self.place if self.place.isprintable() else ascii(self.place)
+        return f"{place}: {self.problem}"
 
 
 def import_checksums(
@@ -64,6 +67,7 @@ def import_checksums(
     version: str,
     allow_unlisted: bool = False,
     without: Sequence[str] = (),
+    earlier: Callable[[str, str], Sequence[Earlier]] = lambda arch, abi: (),  # noqa: ARG005  the protocol's names
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Descriptor]:
@@ -73,10 +77,11 @@ def import_checksums(
         version: of the release that the bundles are for.
         allow_unlisted: leave files out that no checksums.txt lists, instead of refusing the tree.
         without: directories, relative to the tree, that are left out as if they were not there.
+        earlier: gives, for an arch and an ABI, the bundles of earlier releases; what has not changed is not packed again.
         progress: told twice the bytes of the tree: they are checked, then packed.
 
     Raises:
-        ConfigError: there is nothing to import, or `without` names no directory.
+        ConfigError: there is nothing to import, `without` names no directory, or a link leads back to where it lies.
         VerificationError: a file is missing, wrong or not listed, or a list is malformed; all faults are counted.
         StoreError: `out` cannot be written.
     """
@@ -107,6 +112,7 @@ def import_checksums(
             arch=arch,
             abi="none",
             toolchain={"kind": "imported"},
+            earlier=earlier(arch, "none"),
             jobs=jobs,
             progress=told.part(),
         )
@@ -140,7 +146,7 @@ class _Counted:
 
 
 def _files(tree: Path, without: Sequence[str]) -> dict[str, os.stat_result]:
-    """Every file of the tree by its path relative to it."""
+    """Every file of the tree by its path relative to it; links are followed."""
     if not os.path.isdir(tree):
         raise ConfigError(f"cannot import {str(tree)!r}: it is not a directory")
     left_out = [os.path.normpath(path) for path in without]
@@ -148,10 +154,17 @@ def _files(tree: Path, without: Sequence[str]) -> dict[str, os.stat_result]:
         if not os.path.isdir(tree / path) or path.startswith(("..", "/")):
             raise ConfigError(f"cannot leave {path!r} out: there is no such directory in {str(tree)!r}")
     found: dict[str, os.stat_result] = {}
+    above: dict[str, frozenset[str]] = {str(tree): frozenset()}  # directory → the real ones that it lies in
     try:
-        for directory, subdirectories, names in os.walk(tree, onerror=_raise):
+        for directory, subdirectories, names in os.walk(tree, onerror=_raise, followlinks=True):
             here = os.path.relpath(directory, tree)
+            around = above.pop(directory) | {os.path.realpath(directory)}
             subdirectories[:] = [name for name in subdirectories if os.path.normpath(f"{here}/{name}") not in left_out]
+            for name in subdirectories:
+                place = os.path.join(directory, name)
+                if os.path.islink(place) and os.path.realpath(place) in around:
+                    raise ConfigError(f"cannot import {str(tree)!r}: the link {place!r} leads back to where it lies")
+                above[place] = around
             for name in names:
                 found[os.path.normpath(f"{here}/{name}")] = _status(os.path.join(directory, name))
     except OSError as error:
@@ -175,7 +188,7 @@ def _unlisted(
 ) -> Iterator[_Fault]:
     unlisted = sorted(set(files) - set(listed))
     if allowed and unlisted:
-        log.warning("%d files in %s are in no %s and are left out: %s ...", len(unlisted), tree, CHECKSUMS, unlisted[0])
+        log.warning("%d files in %s are in no %s and are left out: %r ...", len(unlisted), tree, CHECKSUMS, unlisted[0])
     elif unlisted:
         yield from (_Fault(uri, f"no {CHECKSUMS} lists it", "not listed") for uri in unlisted)
 
@@ -190,7 +203,7 @@ def _listed(tree: Path, files: dict[str, os.stat_result], library: str, faults: 
         )
     for uri in lists:
         try:
-            data = (tree / check_path(uri)).read_bytes()
+            data = read_regular(tree / check_path(uri), MAX_LIST)
         except OSError as error:
             raise StoreError(f"cannot read {uri!r} in {str(tree)!r}: {error.strerror or error}") from error
         except VerificationError as error:
@@ -245,7 +258,7 @@ def _checked(
         return _Fault(entry.uri, "not a regular file", "missing")
     path = tree / entry.uri
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MAX_BLOCK_RAW)
     except OSError as error:
         return _Fault(entry.uri, f"cannot be read: {error.strerror or error}", "missing")
     actual = sha256(data)
@@ -259,13 +272,15 @@ def _checked(
 
 
 def _inspected(data: bytes, uri: str) -> Inspection | None:
-    if data[:4] != b"\x7fELF":
-        return None
-    try:
-        return inspect_bytes(data, uri)
-    except VerificationError as error:  # its checksum is right, so this is what its author published
-        log.warning("%s", error.message)
-        return None
+    found = None
+    if data[:4] == b"\x7fELF":
+        try:
+            found = inspect_bytes(data, uri)
+        except VerificationError as error:  # its checksum is right, so this is what its author published
+            log.warning("%s", error.message)
+    if uri.endswith(".cubin") and (found is None or found.kind != "cubin"):
+        log.warning("%r is called a cubin but is no CUDA ELF file: no GPU will load it", uri)
+    return found
 
 
 def _arch(uri: str, found: Inspection | None) -> str:

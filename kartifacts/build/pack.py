@@ -1,7 +1,7 @@
 """Kernels become a bundle: packs of solid zstd blocks, the kernel table and the manifest, each written as a blob.
 
-A block holds the kernels of a run of names as one zstd frame, so neighbours, which differ little, cost little.  The
-same kernels give the same bytes, whatever the number of threads.
+A block holds kernels that are alike as one zstd frame, so each costs little.  The same kernels, with the same earlier
+bundles to choose from, give the same bytes, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from kartifacts.build.blocks import Frame, PackInput, compressed, grouped, plan
+import msgspec
+
+from kartifacts.build.blocks import BLOCK_BYTES, Frame, PackInput, Planned, arranged, compressed, grouped, plan
+from kartifacts.build.reuse import Earlier, Reused, best, bring, digests, heirs
 from kartifacts.errors import ConfigError, StoreError
 from kartifacts.model.arch import parse_arch
-from kartifacts.model.digest import Digest
+from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import check_name
 from kartifacts.model.manifest import (
     ARTIFACT_BUNDLE,
@@ -28,6 +31,7 @@ from kartifacts.model.manifest import (
     NOTE,
     Block,
     BundleManifest,
+    Delta,
     Descriptor,
     KernelEntry,
     Table,
@@ -37,7 +41,6 @@ from kartifacts.model.manifest import (
 
 __all__ = ["PackInput", "Progress", "pack_bundle"]
 
-BLOCK_BYTES = 8 << 20  # raw; on 1.9 GB of real cubins 4 MiB costs a quarter more, 16 MiB a sixth less
 PACK_BYTES = 64 << 20
 LEVEL = 9  # four times the time of 3 and a sixth smaller; 19 takes forty times longer again
 _PIECE = 1 << 20
@@ -56,6 +59,7 @@ def pack_bundle(
     arch: str,
     abi: str,
     toolchain: Mapping[str, str],
+    earlier: Sequence[Earlier] = (),
     block_bytes: int = BLOCK_BYTES,
     pack_bytes: int = PACK_BYTES,
     level: int = LEVEL,
@@ -66,6 +70,7 @@ def pack_bundle(
 
     Args:
         arch: canonical arch, or ``any``.
+        earlier: bundles of the same kind in earlier releases; blocks of the best one are used again.
         block_bytes: kernels share a block up to this size; a larger kernel has one of its own.
         pack_bytes: a pack is closed before it grows beyond this size.
         level: of zstd, 1 to 22.
@@ -91,19 +96,28 @@ def pack_bundle(
     with _writing(out):
         blobs = out / "blobs" / "sha256"
         blobs.mkdir(parents=True, exist_ok=True)
-        frames = compressed(grouped(planned, block_bytes), level, jobs or _default_jobs(), out)
-        packs, blocks, kernels = _packed(frames, blobs, pack_bytes, total, progress)
+        reused = best(planned, digests(planned), earlier) if earlier else None
+        contents = _Contents()
+        if reused is not None:
+            contents.take_over(reused, bring(reused, out), {kernel.entry.uri: kernel.entry for kernel in planned})
+        new = [kernel for kernel in planned if reused is None or kernel.entry.uri not in reused.kernels]
+        done = total - sum(kernel.size for kernel in new)
+        groups = grouped(arranged(new, block_bytes), block_bytes)
+        frames = compressed(groups, level, jobs or _default_jobs(), out)
+        contents.pack(frames, blobs, pack_bytes, lambda size: progress and progress(done + size, total))
+        if reused is not None:
+            contents.describe(new, reused, blobs)
         table = Table(
             version=1,
             library=library,
             family=family,
             arch=arch,
             abi=abi,
-            blocks=blocks,
-            kernels=kernels,
+            blocks=contents.blocks,
+            kernels=sorted(contents.kernels, key=lambda entry: (entry.block, entry.offset, entry.uri)),
             toolchain=dict(toolchain),
         )
-        return _described(table, packs, total, blobs)
+        return _described(table, contents.packs, total, blobs)
 
 
 def _default_jobs() -> int:
@@ -148,51 +162,97 @@ class _Blob:
             os.unlink(self._path)
 
 
-def _packed(
-    frames: Generator[Frame, None, None], blobs: Path, pack_bytes: int, total: int, progress: Progress | None
-) -> tuple[list[Descriptor], list[Block], list[KernelEntry]]:
-    """Put the frames one after the other into packs, and note where each kernel lies."""
-    packs: list[Descriptor] = []
-    blocks: list[Block] = []
-    kernels: list[KernelEntry] = []
-    done = 0
-    pack = _Blob(blobs)
-    try:
-        with closing(frames):
-            for frame in frames:
-                with frame.content as content:
-                    if pack.size and pack.size + frame.length > pack_bytes:
-                        packs.append(pack.finish(MEDIA_PACK))
-                        pack = _Blob(blobs)
-                    kernels += _entries(frame, len(blocks))
-                    blocks.append(Block(len(packs), pack.size, frame.length, frame.size, frame.sha256))
-                    while piece := content.read(_PIECE):
-                        pack.write(piece)
-                done += frame.size
-                if progress is not None:
-                    progress(done, total)
-        packs.append(pack.finish(MEDIA_PACK))
-    finally:
-        pack.abandon()
-    return packs, blocks, kernels
+class _Contents:
+    """What a table says of a bundle, as it comes together."""
+
+    def __init__(self) -> None:
+        self.packs: list[Descriptor] = []
+        self.blocks: list[Block] = []
+        self.kernels: list[KernelEntry] = []
+
+    def take_over(self, reused: Reused, packs: list[Descriptor], inputs: Mapping[str, PackInput]) -> None:
+        """Begin with blocks of an earlier bundle; what its entries say of their kernels is said anew."""
+        pack_now = {old: now for now, old in enumerate(reused.packs)}
+        block_now = {old: now for now, old in enumerate(reused.blocks)}
+        self.packs = packs
+        for number in reused.blocks:
+            block = reused.earlier.table.blocks[number]
+            self.blocks.append(msgspec.structs.replace(block, pack=pack_now[block.pack]))
+        for uri, old in reused.kernels.items():
+            delta = old.delta and msgspec.structs.replace(old.delta, pack=pack_now[old.delta.pack])
+            entry = _entry(inputs[uri], old.size, old.sha256, block_now[old.block], old.offset)
+            self.kernels.append(msgspec.structs.replace(entry, delta=delta))
+
+    def pack(
+        self,
+        frames: Generator[Frame, None, None],
+        blobs: Path,
+        pack_bytes: int,
+        progress: Callable[[int], object],
+    ) -> None:
+        """Put the frames one after the other into packs, and note where each kernel lies."""
+        done = 0
+        pack = _Blob(blobs)
+        try:
+            with closing(frames):
+                for frame in frames:
+                    with frame.content as content:
+                        if pack.size and pack.size + frame.length > pack_bytes:
+                            self.packs.append(pack.finish(MEDIA_PACK))
+                            pack = _Blob(blobs)
+                        offset = 0
+                        for entry, size, digest in frame.kernels:
+                            self.kernels.append(_entry(entry, size, digest, len(self.blocks), offset))
+                            offset += size
+                        self.blocks.append(Block(len(self.packs), pack.size, frame.length, frame.size, frame.sha256))
+                        while piece := content.read(_PIECE):
+                            pack.write(piece)
+                    done += frame.size
+                    progress(done)
+            if pack.size:
+                self.packs.append(pack.finish(MEDIA_PACK))
+        finally:
+            pack.abandon()
+
+    def describe(self, changed: Sequence[Planned], reused: Reused, blobs: Path) -> None:
+        """Add a pack of ways from the earlier kernels to the changed ones."""
+        found: dict[str, Delta] = {}
+        pack = _Blob(blobs)
+        try:
+            for heir in heirs(changed, reused.earlier):
+                found[heir.uri] = Delta(
+                    pack=len(self.packs),
+                    offset=pack.size,
+                    length=len(heir.frame),
+                    sha256=sha256(heir.frame),
+                    base=heir.base.sha256,
+                    base_size=heir.base.size,
+                    base_suffix=heir.base.suffix,
+                )
+                pack.write(heir.frame)
+            if found:
+                self.packs.append(pack.finish(MEDIA_PACK))
+        finally:
+            pack.abandon()
+        self.kernels = [
+            msgspec.structs.replace(entry, delta=found[entry.uri]) if entry.uri in found else entry
+            for entry in self.kernels
+        ]
 
 
-def _entries(frame: Frame, block: int) -> Iterator[KernelEntry]:
-    offset = 0
-    for entry, size, digest in frame.kernels:
-        yield KernelEntry(
-            uri=entry.uri,
-            sha256=digest,
-            size=size,
-            block=block,
-            offset=offset,
-            suffix=entry.suffix,
-            key=entry.key,
-            op_digest=entry.op_digest,
-            exports=list(entry.exports),
-            needs=dict(entry.needs),
-        )
-        offset += size
+def _entry(given: PackInput, size: int, digest: str, block: int, offset: int) -> KernelEntry:
+    return KernelEntry(
+        uri=given.uri,
+        sha256=digest,
+        size=size,
+        block=block,
+        offset=offset,
+        suffix=given.suffix,
+        key=given.key,
+        op_digest=given.op_digest,
+        exports=list(given.exports),
+        needs=dict(given.needs),
+    )
 
 
 def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -> Descriptor:

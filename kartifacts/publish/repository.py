@@ -76,6 +76,10 @@ class Repository:
             raise ConfigError(f"{str(self.path)!r} holds no {wanted}; releases there: {held}")
         return chosen
 
+    def holds(self, library: str) -> bool:
+        """Whether it holds a release of a library; nothing is read yet."""
+        return any((self.path / "targets" / check_name(library, "library")).glob("*/*.index.json"))
+
     def _pin(self, place: Path) -> Pin:
         matched = _RELEASE_NAME.fullmatch(place.relative_to(self.path).as_posix())
         try:

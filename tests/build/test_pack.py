@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import zstandard
 
 from kartifacts.build.pack import PackInput, pack_bundle
+from kartifacts.build.reuse import Earlier
 from kartifacts.errors import ConfigError, StoreError, VerificationError
 from kartifacts.model.digest import sha256
 from kartifacts.model.manifest import BundleManifest, Descriptor, Table, decode_bundle, decode_table
@@ -91,7 +93,7 @@ def test_every_kernel_comes_back_whatever_the_blocks(
     assert unpacked(tmp_path / "out", made) == {entry.uri: entry.path.read_bytes() for entry in kernels}
     bundle, table = opened(tmp_path / "out", made)
     assert all(layer.size <= pack_bytes for layer in bundle.layers) or block_bytes == 1
-    assert [entry.uri for entry in table.kernels] == sorted(entry.uri for entry in kernels)
+    assert sorted(entry.uri for entry in table.kernels) == sorted(entry.uri for entry in kernels)
 
 
 def test_the_table_says_all_that_the_input_said(kernels: list[PackInput], tmp_path: Path) -> None:
@@ -273,3 +275,146 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert int(done.stdout) < 300
+
+
+# -- an order that brings together what is alike -----------------------------------------------------------------------
+
+
+def families(folder: Path, name: str) -> list[PackInput]:
+    """Sixty kernels of four kinds, named so that only their last word, or only their size, tells the kind."""
+    chance = random.Random(5)
+    stock = [chance.randbytes(30_000 + kind * 100) for kind in range(4)]
+    folder.mkdir()
+    made = []
+    for number in range(60):
+        kind = number % 4
+        path = folder / name.format(number=f"{chance.getrandbits(64):016x}", kind="ABCD"[kind])
+        path.write_bytes(stock[kind])
+        made.append(PackInput(path.name, path))
+    return made
+
+
+@pytest.mark.parametrize("name", ["k{number}Kind{kind}.cubin", "{number}.cubin", "{kind}{number}.cubin"])
+def test_kernels_that_are_alike_meet_in_a_block_however_they_are_named(tmp_path: Path, name: str) -> None:
+    made = pack(families(tmp_path / "kernels", name), tmp_path / "out", block_bytes=500_000)
+    bundle, _ = opened(tmp_path / "out", made)
+    # Four kinds of 30 KB that do not compress; sorted by a name that says nothing, each of four blocks held all four.
+    assert sum(layer.size for layer in bundle.layers) < 300_000
+
+
+def test_what_compresses_badly_does_not_make_one_kernel_cost_a_whole_group(tmp_path: Path) -> None:
+    chance = random.Random(6)
+    entries = []
+    for number in range(40):
+        path = tmp_path / f"noise{number}"
+        path.write_bytes(chance.randbytes(200_000))
+        entries.append(PackInput(path.name, path))
+    _, table = opened(tmp_path / "out", pack(entries, tmp_path / "out"))
+    assert max(block.length for block in table.blocks) <= 1 << 20
+    assert len(table.blocks) <= 16
+    assert len(unpacked(tmp_path / "out", pack(entries, tmp_path / "out"))) == 40
+
+
+# -- what an earlier release holds -------------------------------------------------------------------------------------
+
+
+def many(folder: Path, count: int = 200) -> list[PackInput]:
+    """Kernels that share most of their bytes, as those of one op do."""
+    chance = random.Random(9)
+    common = chance.randbytes(20_000)
+    folder.mkdir()
+    made = []
+    for number in range(count):
+        path = folder / f"k{number}.so"
+        path.write_bytes(common + chance.randbytes(2_000) + number.to_bytes(4, "big"))
+        made.append(PackInput(f"norm/k?n={number}", path, ".so", key=sha256(path.name.encode())))
+    return made
+
+
+def earlier(out: Path, made: Descriptor) -> Earlier:
+    return Earlier(out, *opened(out, made))
+
+
+def change(entries: list[PackInput], numbers: list[int]) -> None:
+    for number in numbers:
+        path = entries[number].path
+        path.write_bytes(path.read_bytes()[:-100] + random.Random(number).randbytes(100))
+
+
+def test_nothing_changed_gives_the_same_bundle_and_no_new_pack(tmp_path: Path) -> None:
+    entries = many(tmp_path / "kernels")
+    first = pack(entries, tmp_path / "out", block_bytes=300_000)
+    before = tree(tmp_path / "out")
+    again = pack(entries, tmp_path / "out", block_bytes=300_000, earlier=[earlier(tmp_path / "out", first)])
+    assert again == first
+    assert tree(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("place", ["same", "another"])
+def test_one_changed_kernel_in_a_hundred_makes_few_new_bytes(tmp_path: Path, place: str) -> None:
+    entries = many(tmp_path / "kernels")
+    old = tmp_path / "old"
+    first = pack(entries, old, block_bytes=300_000)
+    change(entries, [17, 120])
+    new = old if place == "same" else tmp_path / "new"
+    second = pack(entries, new, block_bytes=300_000, earlier=[earlier(old, first)])
+    was, now = opened(old, first)[0], opened(new, second)[0]
+    known = {layer.digest for layer in was.layers}
+    assert known <= {layer.digest for layer in now.layers}
+    fresh = sum(layer.size for layer in now.layers if layer.digest not in known)
+    assert fresh < 0.12 * sum(layer.size for layer in was.layers)
+    assert set(unpacked(new, second)) == {entry.uri for entry in entries}
+    table = opened(new, second)[1]
+    deltas = {entry.uri: entry for entry in table.kernels if entry.delta is not None}
+    assert set(deltas) == {"norm/k?n=17", "norm/k?n=120"}
+    held = unpacked(old, first)
+    for uri, entry in deltas.items():
+        delta = entry.delta
+        assert delta is not None
+        assert delta.base == sha256(held[uri])
+        frame = blob(new, now.layers[delta.pack])[delta.offset : delta.offset + delta.length]
+        assert sha256(frame) == delta.sha256
+        assert delta.length < 500
+        given = zstandard.ZstdCompressionDict(held[uri], dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        assert sha256(zstandard.ZstdDecompressor(dict_data=given).decompress(frame)) == entry.sha256
+
+
+def test_old_blocks_do_not_pile_up_for_ever(tmp_path: Path) -> None:
+    entries = many(tmp_path / "kernels", 100)
+    out = tmp_path / "out"
+    made = pack(entries, out, block_bytes=300_000)
+    alone = sum(block.length for block in opened(out, made)[1].blocks)
+    for step in range(12):
+        change(entries, [(step * 7 + number * 3) % 100 for number in range(6)])
+        made = pack(entries, out, block_bytes=300_000, earlier=[earlier(out, made)])
+        assert set(unpacked(out, made)) == {entry.uri for entry in entries}
+        assert sum(block.length for block in opened(out, made)[1].blocks) < 2 * alone
+
+
+def test_what_is_said_of_a_kernel_is_said_anew_though_its_bytes_are_old(tmp_path: Path) -> None:
+    entries = many(tmp_path / "kernels", 20)
+    first = pack(entries, tmp_path / "out")
+    renamed = [replace(entry, key="ab" * 32, exports=("g",), needs={"glibc": "2.17"}) for entry in entries]
+    second = pack(renamed, tmp_path / "out", earlier=[earlier(tmp_path / "out", first)])
+    bundle, table = opened(tmp_path / "out", second)
+    assert bundle.layers == opened(tmp_path / "out", first)[0].layers
+    assert {(entry.key, *entry.exports, entry.needs["glibc"]) for entry in table.kernels} == {("ab" * 32, "g", "2.17")}
+
+
+@pytest.mark.parametrize("fault", ["a damaged block", "a missing pack"])
+def test_an_earlier_release_that_is_damaged_is_never_passed_on(tmp_path: Path, fault: str) -> None:
+    entries = many(tmp_path / "kernels", 20)
+    old = tmp_path / "old"
+    first = pack(entries, old)
+    held = earlier(old, first)
+    layer = old / "blobs" / "sha256" / held.manifest.layers[0].sha256
+    if fault == "a missing pack":
+        layer.unlink()
+    else:
+        layer.chmod(0o644)
+        content = bytearray(layer.read_bytes())
+        content[len(content) // 2] ^= 1
+        layer.write_bytes(content)
+    with pytest.raises((VerificationError, StoreError)):
+        pack(entries, tmp_path / "new", earlier=[held])
+    assert not list((tmp_path / "new").rglob(".partial-*"))

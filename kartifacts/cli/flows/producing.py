@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from kartifacts.model.spec import FFI_ABI, Spec
 
 if TYPE_CHECKING:
     from kartifacts.build.kept import BuiltKernel
+    from kartifacts.build.reuse import Earlier
 
 _SHOWN = 20
 
@@ -52,7 +54,8 @@ def build(settings: Settings, *, ops: str, out: Path, library: str, version: str
         if not isinstance(error, NoCompiler):
             error.refusals = _unbuilt(specs, settings)
         raise
-    bundles = _pack(out, library, {spec.uri: spec.family for spec in specs}, built.kernels, settings)
+    families = {spec.uri: spec.family for spec in specs}
+    bundles = _pack(out, library, families, built.kernels, settings, since or out)
     made = make_release(out, library, version, bundles)
     pin = _pinned(out, library, version, lock)
     return {
@@ -100,11 +103,13 @@ def import_checksums(
     without: tuple[str, ...],
     lock: Path | None,
     settings: Settings,
+    since: Path | None = None,
 ) -> Report:
     """Turn a tree in FlashInfer's layout into a release in the repository `out`."""
     from kartifacts.build import foreign
     from kartifacts.publish.release import make_release
 
+    _check_since(since, library)
     with bar(settings, "importing", "B") as progress:
         bundles = foreign.import_checksums(
             tree,
@@ -113,6 +118,7 @@ def import_checksums(
             version=version,
             allow_unlisted=allow_unlisted,
             without=without,
+            earlier=partial(earlier, since or out, library),
             jobs=settings.jobs,
             progress=progress,
         )
@@ -170,8 +176,39 @@ def _op_names(ops: str, known: tuple[str, ...]) -> list[str]:
     return names
 
 
+def _check_since(since: Path | None, library: str) -> None:
+    """Refuse a repository that was named and lends nothing, before hours of work."""
+    from kartifacts.publish.repository import Repository
+
+    if since is not None:
+        Repository(since).pins(library)
+
+
+def earlier(repository: Path, library: str, arch: str, abi: str) -> list[Earlier]:
+    """The bundles for one arch and ABI in all releases of `library` that a repository holds, if it is one."""
+    from kartifacts.build.reuse import Earlier
+    from kartifacts.publish.repository import Repository
+
+    shelf = Repository(repository)
+    if not shelf.holds(library):
+        return []
+    found: dict[str, Earlier] = {}
+    for pin in shelf.pins(library):
+        for descriptor in shelf.release(pin).manifests:
+            if (descriptor.note("arch"), descriptor.note("abi")) == (arch, abi) and descriptor.digest not in found:
+                bundle = shelf.bundle(descriptor)
+                table = shelf.table(bundle, f"kernel table of {library} {pin.version}")
+                found[descriptor.digest] = Earlier(repository, bundle, table)
+    return list(found.values())
+
+
 def _pack(
-    out: Path, library: str, families: dict[str, str], kernels: tuple[BuiltKernel, ...], settings: Settings
+    out: Path,
+    library: str,
+    families: dict[str, str],
+    kernels: tuple[BuiltKernel, ...],
+    settings: Settings,
+    since: Path,
 ) -> list[Descriptor]:
     """One bundle for each family and arch."""
     from kartifacts.build.blocks import PackInput
@@ -205,6 +242,7 @@ def _pack(
                 arch=str(arch),
                 abi=FFI_ABI,
                 toolchain=toolchain,
+                earlier=earlier(since, library, str(arch), FFI_ABI),
                 jobs=settings.jobs,
             )
         )
