@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kartifacts.build.elf import Inspection, inspect_bytes
 from kartifacts.build.pack import PackInput, Progress, pack_bundle
+from kartifacts.build.reuse import Earlier
 from kartifacts.errors import ConfigError, StoreError, VerificationError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import Arch, parse_arch

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-def build(settings: Settings, *, ops: str, out: Path, library: str, version: str, lock: Path | None) -> Report:
+def build(
+    settings: Settings,
+    *,
+    ops: str,
+    out: Path,
+    library: str,
+    version: str,
+    lock: Path | None,
+    since: Path | None = None,
+) -> Report:
     """Compile `ops` for the archs of the settings and write them as a release into the repository `out`.
 
     An empty `version` is that of the package which brings the library.
@@ -39,6 +48,7 @@ def build(settings: Settings, *, ops: str, out: Path, library: str, version: str
     start = time.monotonic()
     if lock is not None and os.path.lexists(lock):
         read_lock(lock)  # this and the version now, not after hours of compiling
+    _check_since(since, library)
     source = next((found for found in libraries.discover() if found.name == library), None)
     if source is None:
         raise ConfigError(f"no kernel library {library!r} is installed", hint="kartifacts doctor lists those there are")
