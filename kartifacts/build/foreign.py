@@ -78,7 +78,7 @@ def import_checksums(
         version: of the release that the bundles are for.
         allow_unlisted: leave files out that no checksums.txt lists, instead of refusing the tree.
         without: directories, relative to the tree, that are left out as if they were not there.
-        earlier: gives, for an arch and an ABI, the bundles of earlier releases; what has not changed is not packed again.
+        earlier: gives, for an arch and an ABI, the bundles of earlier releases; what is the same is not packed again.
         progress: told twice the bytes of the tree: they are checked, then packed.
 
     Raises:

@@ -290,6 +290,65 @@ def test_a_list_that_is_no_file_is_not_waited_for(tree: Path, tmp_path: Path) ->
         bring(tree, tmp_path / "out")
 
 
+def test_what_a_link_to_a_directory_holds_is_imported_as_if_it_lay_there(tree: Path, tmp_path: Path) -> None:
+    expected = on_disk(tree)
+    (tree / OTHER / "fmha").rename(tmp_path / "elsewhere")
+    (tree / OTHER / "fmha").symlink_to(tmp_path / "elsewhere")
+    (tree / "again").symlink_to(COMMIT)
+    expected |= {f"again{uri[40:]}": content for uri, content in expected.items() if uri.startswith(COMMIT)}
+    assert unpacked(tmp_path / "out", bring(tree, tmp_path / "out")) == expected
+    kept = {uri: content for uri, content in expected.items() if not uri.startswith("again")}
+    assert unpacked(tmp_path / "out", bring(tree, tmp_path / "out", without=["again"])) == kept
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "{tree}", "other"])
+def test_a_link_that_leads_back_is_named_and_not_followed_for_ever(tree: Path, tmp_path: Path, target: str) -> None:
+    (tree / COMMIT / "fmha" / "loop").symlink_to(target.format(tree=tree))
+    (tree / COMMIT / "fmha" / "other").mkdir()
+    (tree / COMMIT / "fmha" / "other" / "back").symlink_to("..")
+    with pytest.raises(ConfigError, match="leads back to where it lies"):
+        bring(tree, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "link to nothing"])
+@pytest.mark.parametrize("name", ["a.cubin", "checksums.txt"])
+def test_what_is_planted_in_a_tree_is_refused_and_never_waited_for(
+    tree: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    path = tree / COMMIT / "fmha" / "trtllm-gen" / name
+    path.unlink()
+    {
+        "pipe": os.mkfifo,
+        "directory": os.mkdir,
+        "device": lambda at: os.symlink("/dev/zero", at),
+        "link to nothing": lambda at: os.symlink("absent", at),
+    }[kind](path)
+    with pytest.raises(VerificationError, match=r"a\.cubin|checksums\.txt"):
+        bring(tree, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "\u202egnp", b"\xff\xfe".decode("utf-8", "surrogateescape")])
+def test_names_of_files_cannot_steer_a_terminal(
+    tree: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tree / name).write_bytes(b"")
+    with pytest.raises(VerificationError) as caught:
+        bring(tree, tmp_path / "out")
+    assert caught.value.message.count("\n") == 1
+    assert caught.value.message.replace("\n", "").isprintable()
+    bring(tree, tmp_path / "out", allow_unlisted=True)
+    assert caplog.text.replace("\n", "").isprintable()
+
+
+def test_what_is_called_a_cubin_and_is_none_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    host = Path(sys.executable).resolve().read_bytes()
+    files = {"noise.cubin": os.urandom(3000), "host.cubin": host, "half.cubin": host[:100], "data.bin": b"data"}
+    plant(tmp_path / "tree" / "f", files)
+    bring(tmp_path / "tree", tmp_path / "out")
+    for name in files:
+        assert (f"'f/{name}' is called a cubin but is no CUDA ELF file" in caplog.text) is name.endswith(".cubin")
+
+
 def test_nothing_to_import_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a directory"):
         bring(tmp_path / "absent", tmp_path / "out")
