@@ -1,7 +1,8 @@
 """From specs to shared objects: plan what is missing, compile, link, check, keep.
 
-Objects lie under ``objects/`` by what they were made of, finished kernels under ``kernels/`` by their key; whatever is
-there is not made again, and no time of a file is ever looked at.  The AOT build and the JIT both come here.
+Objects lie under ``objects/`` by what they were made of and what they are, finished kernels under ``kernels/`` by their
+key; whatever is there and undamaged is not made again, and no time of a file is ever looked at.  The AOT build and the
+JIT both come here.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from kartifacts.build.ninja import Step
 from kartifacts.build.toolchains import Toolchain, Unit, find
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, VerificationError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import Arch
 from kartifacts.model.digest import Digest, canonical_json, sha256
 from kartifacts.model.spec import Source, Spec
 
 log = logging.getLogger(__name__)
+
+MAX_OBJECT = 2 << 30  # bytes
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of steps done, of all steps, and the title of the last one."""
@@ -107,7 +111,7 @@ def _totals(kernels: Sequence[BuiltKernel], started: float) -> dict[str, Any]:
 class _Object:
     """An object to be made: where it is kept, and the files of the library that it may depend on."""
 
-    target: Path
+    home: Path
     root: str
     reached: frozenset[str]
     depfile: Path
@@ -152,14 +156,15 @@ class _Plan:
         output = self.staging / "objects" / f"{name}.o"
         if name in self.objects:
             return output
-        target = self.place / "objects" / name[:2] / f"{name}.o"
-        if _sound(target):
-            self.objects_reused.add(target)
-            return target
+        home = self.place / "objects" / name[:2] / name
+        kept_before = _sound_in(home)
+        if kept_before is not None:
+            self.objects_reused.add(kept_before)
+            return kept_before
         depfile = output.with_suffix(".d")
         shared = unit.source in spec.device.host_sources
         title = f"compiling {unit.source}" + ("" if shared else f" of {spec.uri} for {spec.arch}")
-        self.objects[name] = _Object(target, spec.root, frozenset(source.path for source in closure), depfile)
+        self.objects[name] = _Object(home, spec.root, frozenset(source.path for source in closure), depfile)
         self.steps.append(Step(name, title, spec.root, unit.command(str(output), str(depfile)), output))
         self.memory = max(self.memory, unit.memory)
         return output
@@ -180,12 +185,23 @@ def _made(path: Path) -> bool:
     return False
 
 
+def _sound_in(home: Path) -> Path | None:
+    """The object in its directory that may be linked; None if there is none.  Each is called by its digest."""
+    with suppress(OSError):
+        for path in sorted(home.iterdir()):
+            if path.suffix == ".o" and _sound(path):
+                return path
+    return None
+
+
 def _sound(path: Path) -> bool:
-    """Whether an object that was kept may be linked: there, and nobody else's to change."""
+    """Whether an object that was kept is what it was, and nobody else's to change."""
     with suppress(OSError):
         found = path.lstat()
         planted = found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return stat.S_ISREG(found.st_mode) and found.st_size > 0 and not planted
+        if stat.S_ISREG(found.st_mode) and not planted and sha256(read_regular(path, MAX_OBJECT)) == path.stem:
+            return True
+    log.warning("the object %s is damaged or somebody else's: it is not used", path)
     return False
 
 
@@ -258,7 +274,8 @@ class _Run:
         if step.name in self.plan.objects:
             made = self.plan.objects[step.name]
             _check_reads(made, step)
-            workspace.share_file(step.output, made.target)
+            digest = sha256(read_regular(step.output, MAX_OBJECT))
+            workspace.share_file(step.output, made.home / f"{digest}.o")
         else:
             key = Digest(step.name)
             self.made[key] = self._keep_kernel(key, self.plan.links[key], step)
@@ -288,7 +305,8 @@ def _check_reads(made: _Object, step: Step) -> None:
     """Refuse an object that depends on a file of the library that its identity does not cover."""
     if not made.depfile.is_file():
         raise BuildError(f"{step.title}: the compiler did not list the files that it read", command=step.shell)
-    read = re.split(r"(?<!\\)\s+", made.depfile.read_text(errors="replace").partition(": ")[2].replace("\\\n", " "))
+    listed = made.depfile.read_bytes().decode("utf-8", "surrogateescape")
+    read = re.split(r"(?<!\\)\s+", listed.partition(": ")[2].replace("\\\n", " "))
     for name in filter(None, read):
         path = closure.relative(Path(made.root), name.replace("\\ ", " "))
         if path is not None and path not in made.reached:

@@ -63,8 +63,8 @@ def check_flag(flag: str, toolchain: str, where: str) -> None:
                 f"{where}.flags: {part!r}{inside} is not allowed: with it the result might depend on more than "
                 "the op's own files and its arch",
                 hint="allowed are optimisation (-O3), floating point (-ffast-math, --use_fast_math), -D, -std, warnings"
-                ", and for nvcc, lists as in -Xcompiler=-Wall,-fno-math-errno; shared headers belong into the library's "
-                "include/, CPU level and GPU into the arch list",
+                ", and for nvcc lists as in -Xcompiler=-Wall,-fno-math-errno; shared headers belong into include/, "
+                "CPU level and GPU into the arch list",
             )
 
 

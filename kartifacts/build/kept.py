@@ -19,15 +19,18 @@ import msgspec
 
 from kartifacts.build.workspace import check_owner, storage_errors, sync
 from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import make_directory
 from kartifacts.model.arch import Arch, parse_arch
-from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
+from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
 from kartifacts.model.spec import Spec
 
 log = logging.getLogger(__name__)
 
 FILE = "kernel.so"
 RECORD = "kernel.json"
+MAX_RECORD = 1 << 20  # bytes
+MAX_KERNEL = 2 << 30  # bytes
 SUFFIX = ".so"
 
 
@@ -95,7 +98,7 @@ def _usable(place: Path, spec: Spec) -> BuiltKernel | None:
 def _entries(home: Path) -> list[Path]:
     try:
         return list(home.iterdir())
-    except FileNotFoundError:
+    except OSError:  # whatever keeps it from being read, a new build may still be put there
         return []
 
 
@@ -115,20 +118,20 @@ def read(place: Path, spec: Spec) -> BuiltKernel:
     """
     what = str(place / RECORD)
     try:
-        record = msgspec.convert(strict_json((place / RECORD).read_bytes(), what=what), Record)
-    except msgspec.ValidationError as error:
+        record = msgspec.convert(strict_json(read_regular(place / RECORD, MAX_RECORD), what=what), Record)
+        toolchain = msgspec.convert(record.parts.get("compiler"), dict[str, str])
+    except (msgspec.ValidationError, RecursionError) as error:
         raise VerificationError(f"{what} is malformed: {error}") from error
+    parse_digest(record.key, what=what)
     if (record.uri, record.op_digest, record.arch) != (spec.uri, spec.op_digest, str(spec.arch)):
-        raise VerificationError(f"{what} describes {record.uri} for {record.arch}, not {spec.uri} for {spec.arch}")
-    actual = sha256((place / FILE).read_bytes())
-    if actual != record.sha256:
+        raise VerificationError(
+            f"{what} describes {record.uri[:150]!r} for {record.arch[:50]!r}, not {spec.uri} for {spec.arch}"
+        )
+    content = read_regular(place / FILE, MAX_KERNEL)
+    if (actual := sha256(content)) != record.sha256 or len(content) != record.size:
         raise VerificationError(
             f"{str(place / FILE)!r} has changed since it was built", expected=record.sha256, actual=actual
         )
-    return _kernel(place, record)
-
-
-def _kernel(place: Path, record: Record) -> BuiltKernel:
     return BuiltKernel(
         uri=record.uri,
         arch=parse_arch(record.arch),
@@ -139,7 +142,7 @@ def _kernel(place: Path, record: Record) -> BuiltKernel:
         size=record.size,
         exports=tuple(record.exports),
         needs=record.needs,
-        toolchain=record.parts["compiler"],
+        toolchain=toolchain,
     )
 
 
@@ -166,17 +169,16 @@ def _settle(staged: Path, place: Path, spec: Spec) -> Path:
     try:
         os.rename(staged, place)
     except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ENOENT):
             raise
     else:
         return place
     try:
         read(place, spec)
-    except VerificationError:  # damaged: out of the way with it, where a process that has mapped it is not disturbed
-        os.rename(place, staged.with_name(f"{staged.name}.damaged"))
+    except (VerificationError, OSError):
+        try:  # damaged: out of the way with it, where a process that has mapped it is not disturbed
+            os.rename(place, staged.with_name(f"{staged.name}.damaged"))
+        except FileNotFoundError:  # on a network file system the winner may stay invisible for a minute
+            place = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
         os.rename(staged, place)
-    except OSError:  # on a network file system the winner may stay invisible for a minute
-        aside = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
-        os.rename(staged, aside)
-        return aside
     return place

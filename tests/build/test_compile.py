@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kartifacts.build import kept
 from kartifacts.build.compile import check_complete, compile_specs
 from kartifacts.build.elf import inspect
 from kartifacts.build.library import Library, open_library
@@ -155,13 +157,104 @@ def test_the_number_of_jobs_is_in_no_key(make_settings: MakeSettings, make_spec:
     assert four.report["compiled"] == 0
 
 
-def test_an_object_that_was_cut_short_is_made_again(watched: Settings, make_spec: MakeSpec, compiler: Compiler) -> None:
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def replaced(by: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        by(path)
+
+    return replace
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "emptied": lambda path: path.write_bytes(b""),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 100),
+    "grown": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "flipped": flipped,
+    "other": lambda path: path.write_bytes(b"\x7fELF" + b"x" * 1000),
+    "pipe": replaced(os.mkfifo),
+    "device": replaced(lambda path: os.symlink("/dev/zero", path)),
+    "gone": replaced(lambda _: None),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_an_object_that_was_damaged_is_made_again_once(
+    watched: Settings, make_spec: MakeSpec, compiler: Compiler, damage: str
+) -> None:
     compile_specs([make_spec()], watched)
-    for path in (watched.workspace / "objects").rglob("*.o"):
-        path.write_bytes(b"")
+    for path in list((watched.workspace / "objects").rglob("*.o")):
+        DAMAGE[damage](path)
     shutil.rmtree(watched.workspace / "kernels")
     assert answer_of(compile_specs([make_spec()], watched).kernels[0].path) == 7
     assert len(compiler.compiled) == 4
+    shutil.rmtree(watched.workspace / "kernels")
+    assert compile_specs([make_spec()], watched).report["objects_reused"] == 2
+
+
+def changed(**fields: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda record: {**record, **fields}
+
+
+RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a list": lambda record: [record],
+    "null": lambda record: None,
+    "empty": lambda record: {},
+    "parts without compiler": changed(parts={}),
+    "parts with a text": changed(parts={"compiler": "gcc"}),
+    "parts with numbers": changed(parts={"compiler": {"kind": 1}}),
+    "parts null": changed(parts=None),
+    "a short key": changed(key="12"),
+    "a path as key": changed(key="../../x"),
+    "another arch": changed(arch="9.0"),
+    "no arch": changed(arch="\x1b[2J"),
+    "another uri": changed(uri="x/y"),
+    "another digest": changed(sha256="0" * 64),
+    "another size": changed(size=3),
+    "no size": changed(size="big"),
+    "needs of numbers": changed(needs={"glibc": 2.34}),
+    "exports of numbers": changed(exports=[1]),
+    "unknown field": changed(more=1),
+    "deep": lambda record: eval("[" * 80 + "]" * 80),
+}
+
+
+@pytest.mark.parametrize("fault", [*RECORDS, "no json", "half", "pipe", "directory", "device", "gone", "no directory"])
+def test_a_kept_kernel_whose_record_is_malformed_counts_as_none_and_is_built_again(
+    settings: Settings, make_spec: MakeSpec, fault: str
+) -> None:
+    spec = make_spec()
+    [built] = compile_specs([spec], settings).kernels
+    path = built.path.with_name(kept.RECORD)
+    if fault in RECORDS:
+        content = json.dumps(RECORDS[fault](json.loads(path.read_text())))
+        path.chmod(0o644)
+        path.write_text(content)
+    elif fault == "no directory":
+        shutil.rmtree(path.parent)
+        path.parent.write_bytes(b"")
+    else:
+        half = path.read_bytes()[:100]
+        path.unlink()
+        plants: dict[str, Callable[[], object]] = {
+            "no json": lambda: path.write_bytes(b"\xff"),
+            "half": lambda: path.write_bytes(half),
+            "pipe": lambda: os.mkfifo(path),
+            "directory": path.mkdir,
+            "device": lambda: path.symlink_to("/dev/zero"),
+            "gone": lambda: None,
+        }
+        plants[fault]()
+    assert kept.find(settings.workspace, spec) is None
+    [again] = compile_specs([spec], settings).kernels
+    assert (again.path, again.sha256) == (built.path, built.sha256)
+    assert kept.find(settings.workspace, spec, again.key) == again
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
@@ -415,10 +508,10 @@ def stuck_build(
     """A build in another process, one of whose compilers hangs when the other two have ended; with its process id."""
     told = tmp_path / "told"
     os.mkfifo(told)
-    kept = f"{watched.workspace}/objects/*/*.o"
+    objects = f"{watched.workspace}/objects/*/*/*.o"
     compiler.misbehave(
         'case "$all" in *KART_SIZE=1000*)\n'
-        f'while [ "$(ls {kept} 2>/dev/null | wc -l)" -lt 2 ]; do sleep 0.02; done\n'
+        f'while [ "$(ls {objects} 2>/dev/null | wc -l)" -lt 2 ]; do sleep 0.02; done\n'
         f"echo $$ > {told}; exec tail -f /dev/null;; esac"
     )
     environ = {
