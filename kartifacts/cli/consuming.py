@@ -47,13 +47,17 @@ def fetch_command(
 @_selecting
 @json_option
 def status_command(library: str | None, ops: str, archs: str, as_json: bool) -> None:
-    """Say which pinned kernels are in the store or a local directory; opens no socket."""
+    """Say which pinned kernels are in the store or a local directory; opens no socket.
+
+    Ends with 0 whatever is missing; `complete` in --json says whether all is here, and `verify` fails where it is not.
+    """
     from kartifacts.cli import flows
 
     report = flows.status(config.read(), flows.Selection(library, ops, archs, ()))
     lines = [
-        f"{row['library']} {row['version']} {row['family']} for {row['arch']}: "
-        + (f"{row['present']} of {row['kernels']} present" if row["kernels"] is not None else "table not fetched yet")
+        f"{row['library']} {row['version']}"
+        + (f" {row['family']} for {row['arch']}" if row["family"] else "")
+        + (f": {row['present']} of {row['kernels']} present" if not row["problem"] else f": unknown, {row['problem']}")
         for row in report["bundles"]
     ]
     lines.append(f"store {report['store']}: {report['entries']} entries, {report['bytes']} bytes")
@@ -67,9 +71,12 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
     """List the pinned kernels whose tables are here; opens no socket."""
     from kartifacts.cli import flows
 
-    rows = flows.listing(config.read(), flows.Selection(library, ops, archs, ()))
-    text = "\n".join(f"{row['uri']}  {row['arch']}  {row['size']} bytes  {row['place'] or 'missing'}" for row in rows)
-    emit(as_json, {"kernels": rows}, text or "no pinned kernel is listed here")
+    report = flows.listing(config.read(), flows.Selection(library, ops, archs, ()))
+    lines = [
+        f"{row['uri']}  {row['arch']}  {row['size']} bytes  {row['place'] or 'missing'}" for row in report["kernels"]
+    ]
+    lines += [f"unknown: {problem}" for problem in report["unknown"]]
+    emit(as_json, report, "\n".join(lines) or "no pinned kernel is listed here")
 
 
 @click.command("verify")
@@ -97,12 +104,26 @@ def verify_command(repository: Path | None, library: str | None, ops: str, archs
 @click.option(
     "--max-bytes", type=click.IntRange(min=0), default=None, help="Stop once the store is no larger than this."
 )
+@click.option(
+    "--unused-for", type=click.FloatRange(min=0), default=0.0, metavar="DAYS", help="Leave what was used since."
+)
+@click.option(
+    "--keep-lock",
+    "keep_locks",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Another lock whose kernels stay too, for a store that projects share; may be repeated.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
-def gc_command(max_bytes: int | None, dry_run: bool, as_json: bool) -> None:
-    """Remove from the store what no pin reaches, and what killed processes left."""
+def gc_command(
+    max_bytes: int | None, unused_for: float, keep_locks: tuple[Path, ...], dry_run: bool, as_json: bool
+) -> None:
+    """Remove from the store what no pin reaches, the longest unused first, and what killed processes left."""
     from kartifacts.cli import flows
 
-    report = flows.gc(config.read(), max_bytes=max_bytes, dry_run=dry_run)
+    report = flows.gc(
+        config.read(), keep_locks=keep_locks, max_bytes=max_bytes, unused_for=unused_for * 86_400, dry_run=dry_run
+    )
     verb = "would remove" if dry_run else "removed"
     emit(as_json, report, f"{verb} {len(report['removed'])} entries, {report['bytes']} bytes; kept {report['kept']}")

@@ -53,6 +53,10 @@ class Bundle:
         raw = decompress(compressed, _raw_size(config, what), what=what)
         return decode_table(raw, self.manifest, what=what)
 
+    def forget(self) -> None:
+        """Let go of the table, which may be large; it is read again when it is asked for."""
+        vars(self).pop("table", None)
+
 
 def read_release(pin: Pin, transfer: Transfer) -> Release:
     what = f"release {pin.library} {pin.version}"

@@ -45,7 +45,7 @@ def check_trusted(path: Path, *, setting: str = STORE) -> None:
         known = owners | unmapped if unmapped and not _is_open(here) else owners
         try:
             target = _check(step, known, setting, last=not pending)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # whoever makes something there will be told
             return
         except OSError as error:
             raise StoreError(f"cannot look at {step!r}, on the way to {str(path)!r}: {error.strerror}") from error
@@ -92,6 +92,8 @@ def _check(step: str, owners: set[int], setting: str, *, last: bool) -> str | No
         )
     if stat.S_ISLNK(found.st_mode):
         return os.readlink(step)
+    if not last and not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError
     shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if shared == stat.S_IWGRP and _is_private_group(found.st_gid):
         shared = 0

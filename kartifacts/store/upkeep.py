@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,14 @@ from kartifacts.model.digest import Digest
 from kartifacts.store.writing import TEMPORARY_PREFIX, unfit
 
 if TYPE_CHECKING:
+    from kartifacts.model.manifest import KernelEntry
     from kartifacts.store.store import Store
 
 log = logging.getLogger(__name__)
 
 _ABANDONED_SECONDS = 3600.0  # no write of one entry takes that long without a byte
 _PIECE = 1 << 20
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _NAME = re.compile(r"([0-9a-f]{64})(\.[A-Za-z0-9]{1,12})?")
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -74,20 +76,41 @@ class GcReport:
 
 
 class Holdings:
-    """What a store held when this was made."""
+    """What a store held when this was made: of very many entries the names and sizes, and no object for each."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self.entries = self.bytes = 0
         self._sizes: dict[str, int] = {}
-        for entry in entries(directory):
-            self.entries += 1
-            self.bytes += entry.size
-            if not entry.unfit:
-                self._sizes[entry.digest + entry.suffix] = entry.size
+        owners = (0, os.geteuid())
+        for step in _listed(directory):
+            if step.is_dir(follow_symlinks=False):
+                self._add(step, owners)
 
-    def holds(self, digest: str, size: int, suffix: str = "") -> bool:
-        """Whether `Store.find` would have found it."""
-        return self._sizes.get(digest + suffix) == size
+    def _add(self, directory: os.DirEntry[str], owners: tuple[int, int]) -> None:
+        for item in _listed(directory):
+            name = item.name
+            if not (_NAME.fullmatch(name) and name.startswith(directory.name)):
+                continue
+            try:
+                found = item.stat(follow_symlinks=False)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            if stat.S_ISREG(found.st_mode):
+                self.entries += 1
+                self.bytes += found.st_size
+                if not found.st_mode & _OTHERS_WRITE and found.st_uid in owners:  # as `unfit`
+                    self._sizes[name] = found.st_size
+
+    def lacking(self, kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
+        """Those of the kernels that `Store.find` would not have found."""
+        size_of = self._sizes.get  # the digest's last 64 letters are its digits, without `sha256:`
+        return [kernel for kernel in kernels if size_of(kernel.sha256[-64:] + kernel.suffix) != kernel.size]
+
+    def place(self, kernel: KernelEntry) -> str | None:
+        """Where a kernel is; None if it is not there."""
+        name = kernel.sha256[-64:] + kernel.suffix
+        return f"{self._directory}/{name[:2]}/{name}" if self._sizes.get(name) == kernel.size else None
 
 
 # -- listing -----------------------------------------------------------------------------------------------------------

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kartifacts.cli.flows.selecting import (
     Chosen,
     Selection,
+    Unread,
+    bundles_of,
     choose,
     devices_of,
-    entries_here,
+    entries_of,
     pinned_registry,
     pins_of,
     runs,
@@ -23,37 +25,47 @@ from kartifacts.cli.flows.shared import Report, bar
 from kartifacts.config import Settings
 from kartifacts.errors import ArtifactUnavailable, ConfigError, KartifactsError, StoreError, VerificationError
 from kartifacts.model.arch import parse_arch
-from kartifacts.model.digest import Digest, parse_digest
+from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import KernelEntry
 from kartifacts.runtime import Registry
 
 if TYPE_CHECKING:
-    from kartifacts.fetch import Bundle
+    from kartifacts.fetch import Bundle, Fetcher
+    from kartifacts.store import Holdings
 
 
 def fetch(settings: Settings, selection: Selection, *, out: Path | None) -> Report:
     """Have every selected kernel in the store, or raise an error that names what is missing."""
     registry = pinned_registry(settings)
     fetcher = registry.fetcher()
-    chosen = list(choose(registry, selection, local=False))
-    selection.check(chosen)
+    unread: list[Unread] = []
+    chosen = list(choose(registry, selection, unread, local=False))
+    failed: list[KartifactsError] = [each.error for each in unread]
+    if not failed:
+        selection.check(chosen)
     if out is not None:
         _check_names(chosen)
-    present = sum(fetcher.find(entry) is not None for _, _, entries in chosen for entry in entries)
+    here = fetcher.store.holdings()
     files: dict[str, Path] = {}
-    failed: list[KartifactsError] = []
+    kernels = present = 0
     for _, bundle, entries in chosen:
+        missing = here.lacking(entries)
+        loose = sum(fetcher.find(entry) is not None for entry in missing) if _has_local(fetcher) else 0
+        kernels += len(entries)
+        present += len(entries) - len(missing) + loose
         try:
-            places = fetcher.ensure(bundle, entries)
+            places = fetcher.ensure(bundle, missing) if missing else {}
         except (ArtifactUnavailable, VerificationError) as error:  # the rest is fetched, so that it need not be again
             failed.append(error)
-        else:
-            files.update({_file_name(bundle, entry): places[entry.uri] for entry in entries})
+            continue
+        if out is not None:
+            for entry in entries:
+                found = places.get(entry.uri) or fetcher.store.path(parse_digest(entry.sha256), entry.suffix)
+                files[_file_name(bundle, entry)] = found
     if failed:
         raise _worst(failed)
     if out is not None:
         _export(files, out)
-    kernels = sum(len(entries) for _, _, entries in chosen)
     return {
         "kernels": kernels,
         "present": present,
@@ -62,6 +74,10 @@ def fetch(settings: Settings, selection: Selection, *, out: Path | None) -> Repo
         "requests": fetcher.stats.requests,
         "out": None if out is None else str(out),
     }
+
+
+def _has_local(fetcher: Fetcher) -> bool:
+    return any(source.local for source in fetcher.sources)
 
 
 def _worst(failed: list[KartifactsError]) -> KartifactsError:
@@ -73,42 +89,67 @@ def _worst(failed: list[KartifactsError]) -> KartifactsError:
 
 
 def status(settings: Settings, selection: Selection) -> Report:
-    """For each pinned bundle how many of its kernels are on this machine."""
+    """For each pinned bundle how many of its kernels are on this machine; what cannot be told is said to be unknown."""
     registry = pinned_registry(settings)
     fetcher = registry.local_fetcher()
+    here = fetcher.store.holdings()
     devices = devices_of(selection.archs) or [None]
     rows = []
     for pin in pins_of(registry, selection):
-        for bundle in fetcher.bundles(pin):
-            entries = entries_here(bundle)
-            kept = None if entries is None else [entry for entry in entries if selection.takes(bundle, entry)]
-            if kept == [] or all(runs(bundle, device) is None for device in devices):
+        unread: list[Unread] = []
+        row: Report = {"library": pin.library, "version": pin.version, "family": "", "arch": "", "problem": ""}
+        for bundle in bundles_of(fetcher, pin, unread):
+            note = bundle.descriptor.note
+            if all(runs(bundle, device) is None for device in devices):
                 continue
-            rows.append(
-                {
-                    "library": pin.library,
-                    "version": pin.version,
-                    "family": bundle.descriptor.note("family"),
-                    "arch": bundle.descriptor.note("arch"),
-                    "kernels": None if kept is None else len(kept),
-                    "present": sum(fetcher.place(bundle, entry) is not None for entry in kept or ()),
-                }
-            )
-    stored = list(fetcher.store.entries())
+            entries = entries_of(bundle, pin, unread)
+            kept = None if entries is None else selection.of(bundle, entries)
+            if kept != []:
+                rows.append(
+                    {**row, "family": note("family"), "arch": note("arch"),
+                     "kernels": None if kept is None else len(kept),
+                     "present": len(kept or ()) - len(_lacking(fetcher, here, bundle, kept or ())),
+                     "problem": "" if kept is not None else _problem(unread[-1])}
+                )  # fmt: skip
+            bundle.forget()
+        if unread and unread[0].what.startswith("release index"):
+            rows.append({**row, "kernels": None, "present": 0, "problem": _problem(unread[0])})
     return {
         "store": str(settings.store),
-        "entries": len(stored),
-        "bytes": sum(entry.size for entry in stored),
+        "entries": here.entries,
+        "bytes": here.bytes,
         "bundles": rows,
         "complete": bool(rows) and all(row["kernels"] == row["present"] for row in rows),
     }
 
 
-def listing(settings: Settings, selection: Selection) -> list[dict[str, Any]]:
-    """Every pinned kernel whose table is on this machine."""
+def _lacking(fetcher: Fetcher, here: Holdings, bundle: Bundle, entries: Sequence[KernelEntry]) -> list[KernelEntry]:
+    """The entries that would have to be fetched."""
+    lacking = here.lacking(entries)
+    return [entry for entry in lacking if fetcher.place(bundle, entry) is None] if fetcher.sources else lacking
+
+
+def _problem(unread: Unread) -> str:
+    """Why something is not known, in a line."""
+    kind = "cannot be used" if isinstance(unread.error, VerificationError) else "is not here"
+    detail = f": {unread.error.message.partition(chr(10))[0]}" if isinstance(unread.error, VerificationError) else ""
+    return f"{unread.what} {kind}{detail}"
+
+
+def listing(settings: Settings, selection: Selection) -> Report:
+    """Every pinned kernel whose table is on this machine, and the tables that are not."""
     registry = pinned_registry(settings)
     fetcher = registry.local_fetcher()
-    return [
+    here = fetcher.store.holdings()
+    unread: list[Unread] = []
+
+    def place(bundle: Bundle, entry: KernelEntry) -> str | None:
+        if not fetcher.sources:
+            return here.place(entry)
+        found = fetcher.place(bundle, entry)
+        return None if found is None else str(found)
+
+    rows = [
         {
             "uri": entry.uri,
             "library": pin.library,
@@ -116,11 +157,12 @@ def listing(settings: Settings, selection: Selection) -> list[dict[str, Any]]:
             "arch": bundle.descriptor.note("arch"),
             "size": entry.size,
             "sha256": entry.sha256,
-            "place": str(place) if (place := fetcher.place(bundle, entry)) is not None else None,
+            "place": place(bundle, entry),
         }
-        for pin, bundle, entries in choose(registry, selection, local=True)
+        for pin, bundle, entries in choose(registry, selection, unread, local=True)
         for entry in entries
     ]
+    return {"kernels": rows, "unknown": [_problem(each) for each in unread]}
 
 
 def verify(settings: Settings, repository: Path | None, selection: Selection) -> Report:
@@ -139,54 +181,52 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
     registry = Registry(settings)
     fetcher = registry.local_fetcher()
     report = fetcher.store.verify()
-    missing = []
-    devices = devices_of(selection.archs) or [None]
-    for pin in pins_of(registry, selection) if registry.lock.releases else ():
-        one = replace(selection, library=pin.library)
-        try:
-            missing += [
-                f"kernel table of {bundle.name}"
-                for bundle in fetcher.bundles(pin)
-                if entries_here(bundle) is None and any(runs(bundle, device) is not None for device in devices)
-            ]
-            missing += [
-                f"{entry.uri} of {bundle.name}"
-                for _, bundle, entries in choose(registry, one, local=True)
-                for entry in entries
-                if fetcher.place(bundle, entry) is None
-            ]
-        except ArtifactUnavailable:
-            missing.append(f"release index of {pin.library} {pin.version}")
-    return {
-        "place": str(settings.store),
-        "checked": report.entries,
-        "damaged": [f"{damage.path}: {damage.reason}" for damage in report.damaged],
-        "missing": missing,
-    }
+    damaged = [f"{damage.path}: {damage.reason}" for damage in report.damaged]
+    missing: list[str] = []
+    unread: list[Unread] = []
+    if registry.lock.releases:
+        here = fetcher.store.holdings()
+        missing += [
+            f"{entry.uri} of {bundle.name}"
+            for _, bundle, entries in choose(registry, selection, unread, local=True)
+            for entry in _lacking(fetcher, here, bundle, entries)
+        ]
+    for each in unread:
+        if isinstance(each.error, VerificationError):
+            damaged.append(_problem(each))
+        else:
+            missing.append(each.what)
+    return {"place": str(settings.store), "checked": report.entries, "damaged": damaged, "missing": missing}
 
 
-def gc(settings: Settings, *, max_bytes: int | None, dry_run: bool) -> Report:
-    """Remove from the store what the lock does not reach."""
+def gc(
+    settings: Settings, *, keep_locks: Sequence[Path], max_bytes: int | None, unused_for: float, dry_run: bool
+) -> Report:
+    """Remove from the store what neither the lock nor one of `keep_locks` reaches."""
+    from kartifacts.publish.lockfile import read_lock
+
     registry = pinned_registry(settings)
-    fetcher = registry.local_fetcher()
-    keep: set[Digest] = set()
-    for pin in registry.lock.releases:
+    pins = [*registry.lock.releases, *(pin for path in keep_locks for pin in read_lock(path).releases)]
+    keep: set[str] = set()
+    for pin in {pin.sha256: pin for pin in pins}.values():
         keep.add(parse_digest(pin.sha256))
         try:
             for bundle in registry.fetcher().bundles(pin):  # metadata that is not here is fetched, to be sure
                 keep.add(bundle.descriptor.sha256)
                 keep.add(bundle.manifest.config.sha256)
-                keep.update(parse_digest(entry.sha256) for entry in bundle.table.kernels)
+                keep.update(entry.sha256[-64:] for entry in bundle.table.kernels)  # the hex digits, without `sha256:`
+                bundle.forget()
         except KartifactsError as error:
             raise StoreError(
                 f"nothing was removed: which kernels {pin.library} {pin.version} pins cannot be read: {error.message}",
                 hint="fetch it first, or take the release out of the lock if its kernels may go",
             ) from error
-    report = fetcher.store.gc(keep, max_bytes=max_bytes, dry_run=dry_run)
+    report = registry.local_fetcher().store.gc(keep, max_bytes=max_bytes, unused_for=unused_for, dry_run=dry_run)
     return {
-        "removed": [str(path) for path in report.removed],
+        "removed": list(report.removed),
         "bytes": report.freed,
         "kept": report.kept,
+        "kept_bytes": report.kept_bytes,
         "dry_run": dry_run,
     }
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.cli.flows.shared import native
 from kartifacts.config import Settings
-from kartifacts.errors import ArtifactUnavailable, ConfigError
+from kartifacts.errors import ArtifactUnavailable, ConfigError, VerificationError
 from kartifacts.model.arch import Arch, parse_arch, parse_archs
 from kartifacts.model.manifest import KernelEntry, Pin
 from kartifacts.runtime import Registry
 
 if TYPE_CHECKING:
-    from kartifacts.fetch import Bundle
+    from kartifacts.fetch import Bundle, Fetcher
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,15 @@ class Selection:
     archs: str = ""
     paths: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def words(self) -> list[str]:
         return self.ops.replace(",", " ").split()
 
-    def takes(self, bundle: Bundle, entry: KernelEntry) -> bool:
-        named = not self.words or any(called(bundle, entry, word) for word in self.words)
-        return named and (not self.paths or entry.uri in self.paths)
+    def of(self, bundle: Bundle, entries: list[KernelEntry]) -> list[KernelEntry]:
+        """Those of the entries that are selected."""
+        if self.words:
+            entries = [entry for entry in entries if any(called(bundle, entry, word) for word in self.words)]
+        return [entry for entry in entries if entry.uri in self.paths] if self.paths else entries
 
     def check(self, chosen: list[Chosen]) -> None:
         """Complain about a path, an op or an arch that selected nothing: a misspelt one must not pass as done."""
@@ -60,6 +64,38 @@ def called(bundle: Bundle, entry: KernelEntry, word: str) -> bool:
 Chosen = tuple[Pin, "Bundle", list[KernelEntry]]
 
 
+class Unread(NamedTuple):
+    """A release or a table that could not be read, so that what it lists is not known."""
+
+    pin: Pin
+    what: str
+    error: ArtifactUnavailable | VerificationError
+
+
+@contextmanager
+def reading(pin: Pin, what: str, unread: list[Unread]) -> Iterator[None]:
+    """Note that something cannot be read, so that it does not keep the rest from being looked at."""
+    try:
+        yield
+    except (ArtifactUnavailable, VerificationError) as error:
+        if all((pin, what) != (other.pin, other.what) for other in unread):
+            unread.append(Unread(pin, what, error))
+
+
+def bundles_of(fetcher: Fetcher, pin: Pin, unread: list[Unread]) -> list[Bundle]:
+    """The bundles of a release; none, which is noted, if its index cannot be read."""
+    with reading(pin, f"release index of {pin.library} {pin.version}", unread):
+        return fetcher.bundles(pin)
+    return []
+
+
+def entries_of(bundle: Bundle, pin: Pin, unread: list[Unread]) -> list[KernelEntry] | None:
+    """The entries of a bundle; None, which is noted, if its table cannot be read."""
+    with reading(pin, f"kernel table of {bundle.name}", unread):
+        return bundle.table.kernels
+    return None
+
+
 def pinned_registry(settings: Settings) -> Registry:
     registry = Registry(settings)
     if not registry.lock.releases:
@@ -78,27 +114,27 @@ def pins_of(registry: Registry, selection: Selection) -> list[Pin]:
     return pins
 
 
-def choose(registry: Registry, selection: Selection, *, local: bool) -> Iterator[Chosen]:
-    """For each arch and each kernel the bundle that `load` would take; without archs all of them."""
+def choose(registry: Registry, selection: Selection, unread: list[Unread], *, local: bool) -> Iterator[Chosen]:
+    """For each arch and each kernel the bundle that `load` would take; without archs all of them.
+
+    What cannot be read is added to `unread`.
+    """
     fetcher = registry.local_fetcher() if local else registry.fetcher()
     for pin in pins_of(registry, selection):
-        bundles = fetcher.bundles(pin)
+        bundles = bundles_of(fetcher, pin, unread)
         taken: set[tuple[str, str]] = set()  # bundle and uri
-        for device in devices_of(selection.archs) or [None]:
+        devices = devices_of(selection.archs)
+        for device in devices or [None]:
             ranked = [(rank, bundle) for bundle in bundles if (rank := runs(bundle, device)) is not None]
             done: set[tuple[str, str]] = set()  # ABI and uri: which of several ABIs is wanted is not known here
             for _, bundle in sorted(ranked, key=lambda pair: pair[0]):
-                abi = bundle.descriptor.note("abi")
-                entries = entries_here(bundle) if local else bundle.table.kernels
-                new = [
-                    entry
-                    for entry in entries or ()
-                    if selection.takes(bundle, entry)
-                    and (device is None or (abi, entry.uri) not in done)
-                    and (bundle.descriptor.digest, entry.uri) not in taken
-                ]
-                done.update((abi, entry.uri) for entry in entries or ())
-                taken.update((bundle.descriptor.digest, entry.uri) for entry in new)
+                entries = entries_of(bundle, pin, unread) or []
+                new = selection.of(bundle, entries)
+                if devices:
+                    abi, name = bundle.descriptor.note("abi"), bundle.descriptor.digest
+                    new = [entry for entry in new if (abi, entry.uri) not in done and (name, entry.uri) not in taken]
+                    done.update((abi, entry.uri) for entry in entries)
+                    taken.update((name, entry.uri) for entry in new)
                 if new:
                     yield pin, bundle, new
 
@@ -118,11 +154,3 @@ def runs(bundle: Bundle, device: Arch | None) -> int | None:
     except ConfigError:  # an arch that is newer than this version
         return None
     return verdict.rank if verdict.ok else None
-
-
-def entries_here(bundle: Bundle) -> list[KernelEntry] | None:
-    """The entries of a bundle of a local fetcher; None if its table is not on this machine."""
-    try:
-        return bundle.table.kernels
-    except ArtifactUnavailable:
-        return None
