@@ -17,11 +17,11 @@ from kartifacts.fetch.unpack import WrongPacking, unpack
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.manifest import Descriptor, KernelEntry
 from kartifacts.sources import Pieces, Source
+from kartifacts.sources.turns import first_good
 from kartifacts.store import Store
 
 log = logging.getLogger(__name__)
 
-CLEAN_RETRIES = 2  # further rounds over the sources whose bytes were wrong
 _IN_MEMORY = 1 << 20  # a compressed block larger than this is spooled
 
 _T = TypeVar("_T")
@@ -104,7 +104,8 @@ class Transfer:
 
     def range(self, wanted: Range, progress: Callable[[int], object]) -> None:
         """Bring the kernels of a range into the store, each block by the one process that holds its lock."""
-        if not self._sources:  # nothing will come, and so nothing need be locked
+        if not any(not source.local or source.blob(wanted.pack.sha256, wanted.pack.size) for source in self._sources):
+            # Nothing will come, and so nothing need be locked.
             self._pending(wanted.pack, {part.block.offset: part for part in wanted.parts}, progress)
         with ExitStack() as held:
             if not all(source.local for source in self._sources):
@@ -204,22 +205,16 @@ class Transfer:
         wrong: list[VerificationError],
     ) -> _T | None:
         """What the first source that can do it gives; None if none can, with the reasons in `refusals` and `wrong`."""
-        rounds = 1 + min(CLEAN_RETRIES, self._settings.retries)
-        for _ in range(rounds):
-            again = []
-            for source in sources:
-                try:
-                    return attempt(source)
-                except WrongPacking:
-                    raise
-                except VerificationError as error:
-                    wrong.append(error)
-                    again.append(source)
-                    _refused(refusals, source, error, label)
-                except SourceError as error:
-                    _refused(refusals, source, error, label)
-            sources = again  # a source that failed in another way has had its tries
-        return None
+
+        def refused(source: Source, error: SourceError | VerificationError) -> None:
+            if isinstance(error, VerificationError):
+                wrong.append(error)
+            refusal = Refusal(source.name, f"{error.message} ({error.hint})" if error.hint else error.message)
+            if refusal not in refusals:  # the same fault again, in another turn
+                refusals.append(refusal)
+
+        retries = self._settings.retries
+        return first_good(sources, attempt, label=label, retries=retries, refused=refused, final=(WrongPacking,))
 
     def _nowhere(
         self, label: str, refusals: list[Refusal], wrong: list[VerificationError]
@@ -274,15 +269,6 @@ class _Stream:
     def skip(self, amount: int) -> None:
         while amount:
             amount -= len(self.take(amount))
-
-
-def _refused(refusals: list[Refusal], source: Source, error: SourceError | VerificationError, label: str) -> None:
-    refusal = Refusal(source.name, f"{error.message} ({error.hint})" if error.hint else error.message)
-    if refusal in refusals:  # the same fault again, in another round
-        return
-    refusals.append(refusal)
-    level = logging.DEBUG if isinstance(error, SourceError) and error.missing else logging.WARNING
-    log.log(level, "%s: %s", label, error.message)
 
 
 def wrong_bytes(place: str, size: int, digest: str, got: int, actual: str) -> VerificationError:

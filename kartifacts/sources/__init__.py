@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
 from kartifacts.model.digest import Digest
+from kartifacts.model.layout import BUNDLE_GROUP
+from kartifacts.sources.breaker import Breaker
 
 log = logging.getLogger(__name__)
-
-BUNDLE_GROUP = "kartifacts.bundles"
-"""Entry point group of installed bundle wheels; the value names the package whose directory is a repository."""
 
 
 class Pieces:
@@ -38,6 +40,8 @@ class Source(Protocol):
     name: str  # for messages: a path or a URL without credentials
     local: bool  # True if reading opens no socket
     mirror: bool  # True if it may be gone tomorrow, so that what it gives is kept in the store
+    breaker: Breaker  # what is known of its faults; see `kartifacts.sources.turns` for who asks which source when
+    installed: bool  # True if it lies beside this process's code, so that whoever can change it can change that too
 
     def read(
         self, digest: Digest, size: int, *, start: int = 0, length: int | None = None
@@ -47,8 +51,9 @@ class Source(Protocol):
         The iterator gives at most `length` bytes, in pieces of at most 1 MiB, and raises if the source ends early.
 
         Raises:
-            SourceError: `missing` if the source does not hold the blob; otherwise the fault, with the effective URL,
-                HTTP status and what to do.  Raised inside the iterator too.
+            SourceError: `missing` if the source does not hold the blob; `retry_after` if it is not to be asked before;
+                otherwise the fault, with the effective URL, HTTP status and what to do.  Raised inside the iterator
+                too.  Nothing is waited for and nothing asked twice before the first bytes have come.
             VerificationError: the source answers with something that cannot be the blob (wrong length, HTML).
         """
         ...
@@ -57,8 +62,8 @@ class Source(Protocol):
         """The path of a blob, unread, if this source is local and holds one of that size."""
         ...
 
-    def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:
-        """The path of a raw, unpacked kernel that can be used in place, if this source holds one."""
+    def loose(self, digest: Digest, suffix: str) -> Path | None:
+        """The path of a raw, unpacked kernel that can be used in place, if this source holds one, damaged or not."""
         ...
 
 
@@ -70,7 +75,9 @@ def from_settings(settings: Settings) -> list[Source]:
     from kartifacts.sources.directory import DirectorySource
 
     sources: list[Source] = [DirectorySource(path) for path in settings.path]
-    sources.extend(DirectorySource(path, name=f"{path} ({wheel})") for wheel, path in installed_bundles())
+    sources.extend(
+        DirectorySource(path, name=f"{path} ({wheel})", installed=True) for wheel, path in installed_bundles()
+    )
     for url in settings.mirrors:
         if url.startswith("file://"):
             sources.append(DirectorySource(_file_path(url), name=url, mirror=True))
@@ -81,22 +88,39 @@ def from_settings(settings: Settings) -> list[Source]:
     return sources
 
 
-def installed_bundles() -> list[tuple[str, Path]]:
+def installed_bundles() -> tuple[tuple[str, Path], ...]:
     """Name and directory of every bundle wheel in this environment; none of their code is run."""
+    return _bundles_of(tuple((place, _changed(place)) for place in sys.path))
+
+
+def _changed(place: str) -> int:
+    """When something was last installed into a place where packages are looked for."""
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)  # it reads a file of every installed distribution: milliseconds, and more the more there are
+def _bundles_of(_places: tuple[tuple[str, int], ...]) -> tuple[tuple[str, Path], ...]:
     from importlib.metadata import entry_points
     from importlib.util import find_spec
 
     found = []
     for point in sorted(entry_points(group=BUNDLE_GROUP), key=lambda point: point.name):
-        # Only a top-level package is found without importing anything; a dotted one would run its parents' code.
-        package, _, inside = point.module.partition(".")
-        spec = find_spec(package)
+        try:
+            # Only a top-level package is found without importing anything; a dotted one would run its parents' code.
+            package, _, inside = point.module.partition(".")
+            spec = find_spec(package)
+        except (AttributeError, ImportError, ValueError) as error:
+            log.warning("the bundle %s names no package: %r: %s", point.name, point.value, error)
+            continue
         locations = list(spec.submodule_search_locations or ()) if spec is not None else []
         if locations:
             found.append((point.name, Path(locations[0], *inside.split(".") if inside else ())))
         else:
             log.warning("the bundle %s names the package %s, which is not installed", point.name, package)
-    return found
+    return tuple(found)
 
 
 def _file_path(url: str) -> Path:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
+from email.message import Message
 
 from kartifacts.errors import SourceError, VerificationError
 
-if TYPE_CHECKING:
-    import requests
-
-log = logging.getLogger(__name__)
-
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524})
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_THROTTLED = 1.0  # seconds to wait where a mirror says that there were too many requests, but not for how long
 
 
-def shown(url: str) -> str:
-    """`url` for messages: no credentials, and no query, which may be a signature."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return repr(url.rpartition("@")[2].partition("?")[0][:200])
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "…" if parts.query else "", ""))[:500]
+class NoConnection(SourceError):
+    """There is no connection to be had: the mirror is switched off, out of reach, or not who it should be."""
 
 
-def check_status(status: int, headers: Mapping[str, str], url: str, *, size: int) -> None:
+def check_status(status: int, headers: Message, place: str, *, size: int) -> None:
     """Let 200 and 206 pass.
 
     Raises:
@@ -39,23 +26,26 @@ def check_status(status: int, headers: Mapping[str, str], url: str, *, size: int
     """
     if status in (200, 206):
         return
-    where = f"{shown(url)} answered {status}"
+    where = f"{place} answered {status}"
     if status in (404, 410):
         raise SourceError(where, missing=True)
     if status in (401, 403, 407):
         raise SourceError(
             where,
             permanent=True,
-            hint="the mirror or a proxy wants other credentials: put them into the mirror's URL or into ~/.netrc",
+            hint="the proxy wants credentials: put them into HTTPS_PROXY or HTTP_PROXY"
+            if status == 407
+            else "the mirror wants other credentials: put them into the mirror's URL or into ~/.netrc",
         )
     if status == 416:
-        raise wrong_content(f"{where} to a range of {size} bytes", size, headers.get("Content-Range", "less"), url)
+        raise wrong_content(f"{where} to a range of {size} bytes", size, headers.get("Content-Range", "less"), place)
     if status in TRANSIENT:
-        raise SourceError(where, retry_after=asked_pause(headers))
+        pause = asked_pause(headers)
+        raise SourceError(where, retry_after=_THROTTLED if pause is None and status == 429 else pause)
     raise SourceError(f"{where}, which is not an answer to GET", permanent=True)
 
 
-def asked_pause(headers: Mapping[str, str]) -> float | None:
+def asked_pause(headers: Message) -> float | None:
     """Seconds that the mirror asks us to wait: Retry-After as a number or a date, or RateLimit's t."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d{1,9}", text):
@@ -67,55 +57,52 @@ def asked_pause(headers: Mapping[str, str]) -> float | None:
             return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
         except (ValueError, OverflowError):
             return None
-    limit = re.search(r";\s*r=0\b.*?;\s*t=(\d{1,9})\b", headers.get("RateLimit", ""))
-    return float(limit[1]) if limit else None
+    used_up = (item for item in headers.get("RateLimit", "").split(",") if re.search(r";\s*r=0\b", item))
+    return max((float(t[1]) for item in used_up if (t := re.search(r";\s*t=(\d{1,9})\b", item))), default=None)
 
 
-def check_range(headers: Mapping[str, str], url: str, *, start: int, end: int, size: int) -> None:
+def check_range(headers: Message, place: str, *, start: int, end: int, size: int) -> None:
     """Check that a 206 begins where it was asked to, within a blob of the right size."""
     text = headers.get("Content-Range", "")
     found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", text.strip())
     if not found:
-        raise SourceError(f"{shown(url)} answered 206 with the Content-Range {text[:100]!r}", permanent=True)
+        raise SourceError(f"{place} answered 206 with the Content-Range {text[:100]!r}", permanent=True)
     first, last, total = int(found[1]), int(found[2]), found[3]
     if total not in ("*", str(size)):
-        raise wrong_content(f"{shown(url)} holds {total} bytes", size, f"{total} bytes", url)
+        raise wrong_content(f"{place} holds {total} bytes", size, f"{total} bytes", place)
     if first != start or not first <= last < end:
-        raise SourceError(f"{shown(url)} answered bytes {first}-{last} to {start}-{end - 1}", permanent=True)
+        raise SourceError(f"{place} answered bytes {first}-{last} to {start}-{end - 1}", permanent=True)
+    length = _length(headers, place)
+    if length not in (None, last - first + 1):
+        raise SourceError(f"{place} announced {length} bytes for bytes {first}-{last}", permanent=True)
 
 
-def check_whole(headers: Mapping[str, str], url: str, *, size: int) -> None:
+def check_whole(headers: Message, place: str, *, size: int) -> None:
     """Check that a 200 does not already say that it is something else.  A missing length says nothing."""
-    length = headers.get("Content-Length", "").strip()
-    if headers.get("Content-Encoding") or not re.fullmatch(r"\d{1,18}", length) or int(length) == size:
+    length = _length(headers, place)
+    if length in (None, size) or headers.get("Content-Encoding"):
         return
     kind = headers.get("Content-Type", "")[:80]
-    raise wrong_content(f"{shown(url)} answered 200 with {length} bytes of {kind!r}", size, f"{length} bytes", url)
+    raise wrong_content(f"{place} answered 200 with {length} bytes of {kind!r}", size, f"{length} bytes", place)
 
 
-def wrong_content(message: str, size: int, actual: str, url: str) -> VerificationError:
+def _length(headers: Message, place: str) -> int | None:
+    """The length that is announced; None if there is none, or one that is no number, as for a body in chunks."""
+    texts = {text.strip() for text in headers.get_all("Content-Length", [])}
+    if len(texts) > 1:
+        raise SourceError(f"{place} announced several lengths: {sorted(texts)[:3]!r}"[:500], permanent=True)
+    text = texts.pop() if texts and "Transfer-Encoding" not in headers else ""
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else None
+
+
+def wrong_content(message: str, size: int, actual: str, place: str) -> VerificationError:
     return VerificationError(
         f"{message}, expected {size} bytes",
-        source=shown(url),
+        source=place,
         expected=f"{size} bytes",
         actual=actual[:100],
         hint="this is not the artifact: a login page, a redirect to somewhere else, or a damaged mirror",
     )
-
-
-def discard(response: requests.Response) -> None:
-    """Let go of an answer; its connection stays open if so little is left of it that reading is cheaper."""
-    import urllib3
-
-    length = response.headers.get("Content-Length", "")
-    if re.fullmatch(r"\d{1,5}", length):
-        try:
-            for _ in range(4):
-                if not response.raw.read1(1 << 16, decode_content=False):
-                    break
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            log.debug("the rest of an answer: %s", error)
-    response.close()
 
 
 def innermost(error: BaseException) -> str:

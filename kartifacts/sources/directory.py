@@ -11,8 +11,9 @@ from pathlib import Path
 
 from kartifacts.errors import SourceError, VerificationError
 from kartifacts.model.digest import Digest
-from kartifacts.model.layout import blob_path
+from kartifacts.model.layout import blob_path, loose_path
 from kartifacts.sources import Pieces
+from kartifacts.sources.breaker import Breaker
 
 PIECE = 1 << 20
 
@@ -25,10 +26,12 @@ class DirectorySource:
 
     local = True
 
-    def __init__(self, path: Path, *, name: str = "", mirror: bool = False) -> None:
+    def __init__(self, path: Path, *, name: str = "", mirror: bool = False, installed: bool = False) -> None:
         self.path = path
         self.mirror = mirror
+        self.installed = installed
         self.name = name or str(path)
+        self.breaker = Breaker(self.name)
 
     def __repr__(self) -> str:
         return f"DirectorySource({self.name!r})"
@@ -52,14 +55,17 @@ class DirectorySource:
             yield Pieces(_pieces(file, path, size - start if length is None else length), path)
 
     def blob(self, digest: Digest, size: int) -> Path | None:
-        return _of_size(self.path / blob_path(digest), size)
+        path = self.path / blob_path(digest)
+        found = _regular(path)
+        return path if found is not None and found.st_size == size else None
 
-    def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:
-        return _of_size(self.path / "v1" / "sha256" / digest[:2] / (digest + suffix), size)
+    def loose(self, digest: Digest, suffix: str) -> Path | None:
+        path = self.path / loose_path(digest, suffix)
+        return path if _regular(path) is not None else None
 
     def _open(self, digest: Digest) -> tuple[str, int]:
         blob = os.path.join(self.path, blob_path(digest))
-        for path in (blob, os.path.join(self.path, "v1", "sha256", digest[:2], digest)):
+        for path in (blob, os.path.join(self.path, loose_path(digest, ""))):
             descriptor = _open(path)
             if descriptor is not None:
                 return path, descriptor
@@ -68,12 +74,12 @@ class DirectorySource:
         raise SourceError(f"does not hold {blob_path(digest)}", missing=True)
 
 
-def _of_size(path: Path, size: int) -> Path | None:
+def _regular(path: Path) -> os.stat_result | None:
     try:
         found = os.stat(path)
     except OSError:  # whatever keeps it from being used in place, its bytes may still come from elsewhere
         return None
-    return path if stat.S_ISREG(found.st_mode) and found.st_size == size else None
+    return found if stat.S_ISREG(found.st_mode) else None
 
 
 def _open(path: str) -> int | None:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
+import netrc
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, SourceError
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import blob_path
 from kartifacts.sources import Pieces
-from kartifacts.sources.answers import REDIRECTS, TRANSIENT, discard, innermost, shown
-from kartifacts.sources.breaker import Breaker
+from kartifacts.sources.addresses import Address, joined, parse, proxy_for, shown
+from kartifacts.sources.answers import REDIRECTS, NoConnection, innermost
+from kartifacts.sources.breaker import GRACE, Breaker
+from kartifacts.sources.pool import Pool
 from kartifacts.sources.resumed import Resumed
+from kartifacts.sources.wire import Answer, Broken, Connection, ProxyRefused, basic
 
 if TYPE_CHECKING:
-    import requests
+    import ssl
 
 log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 5
+_CHEAP = 64 << 10  # bytes that are rather read than given up with their connection
+_AUTHORITY_HINT = "set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed it"
+_PROXY_HINT = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
 
 
 class HttpSource:
@@ -33,28 +40,27 @@ class HttpSource:
 
     Args:
         url: where ``blobs/`` lies; a user and password in it are sent to that origin only and never shown.
-        settings: timeouts and tries.
+        settings: timeouts, tries, proxies, authorities.
     """
 
     local = False
     mirror = True
+    installed = False
 
     def __init__(self, url: str, settings: Settings) -> None:
         if settings.offline:
             raise ConfigError(f"the mirror {shown(url)} was to be opened although KARTIFACTS_OFFLINE is set")
         try:
-            parts = urlsplit(url.rstrip("/"))
-            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable:
-            raise ConfigError(f"not a mirror's URL: {shown(url)!r}")
+            self._address = parse(url.rstrip("/"))
+            if "?" in self._address.target:
+                raise ValueError("blobs are named below it, so it cannot have a query")
+        except ValueError as error:
+            raise ConfigError(f"not a mirror's URL: {shown(url)!r}: {error}") from error
         self.name = shown(url)
-        self._url = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-        self._auth = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
         self.settings = settings
-        self._breaker = Breaker(self.name)
-        self._threads = threading.local()
+        self.breaker = Breaker(self.name, tries=1 + settings.retries, grace=min(GRACE, settings.connect_timeout))
+        self._pool = Pool()
+        weakref.finalize(self, self._pool.close)
 
     def __repr__(self) -> str:
         return f"HttpSource({self.name!r})"
@@ -62,7 +68,9 @@ class HttpSource:
     @contextmanager
     def read(self, digest: Digest, size: int, *, start: int = 0, length: int | None = None) -> Iterator[Pieces]:
         end = size if length is None else start + length
-        transfer = Resumed(self, f"{self._url}/{blob_path(digest)}", size, start, end)
+        base = self._address.target.rstrip("/")
+        address = Address(*self._address.origin, f"{base}/{blob_path(digest)}", self._address.login)
+        transfer = Resumed(self, address, size, start, end)
         try:
             transfer.open()
             yield transfer
@@ -72,118 +80,154 @@ class HttpSource:
     def blob(self, digest: Digest, size: int) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
 
-    def loose(self, digest: Digest, size: int, suffix: str) -> Path | None:  # noqa: ARG002  the protocol's names
+    def loose(self, digest: Digest, suffix: str) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
 
     # -- one request -------------------------------------------------------------------------------------------------
 
-    def ask(self, url: str, headers: dict[str, str]) -> tuple[requests.Response, str]:
-        """GET `url`, following redirects by hand; gives the answer and the URL it came from."""
-        import requests
-        import urllib3
-
+    def ask(self, address: Address, headers: dict[str, str]) -> tuple[Answer, Address]:
+        """GET `address`, following redirects; gives the answer and the address it came from."""
+        due = time.monotonic() + self.settings.read_timeout
         for _ in range(MAX_REDIRECTS + 1):
-            self._breaker.enter()
-            auth = self._auth if _origin(url) == _origin(self._url) else None
+            answer = self._get(address, headers, due)
+            if answer.status not in REDIRECTS:
+                return answer, address
+            location = answer.headers.get("Location", "")
+            self.discard(answer)
+            address = _redirected(address, location)
+        raise SourceError(f"{shown(address.url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
+
+    def release(self, answer: Answer) -> None:
+        """Be done with an answer; its connection serves the next request if all of it has been read."""
+        if answer.finish():
+            self._pool.put(answer.origin, answer.connection)
+
+    def discard(self, answer: Answer) -> None:
+        """Let go of an answer that is of no use, reading what little may be left of it."""
+        length = answer.headers.get("Content-Length", "")
+        if length.isdecimal() and len(length) < 6 and int(length) <= _CHEAP:
             try:
-                response = self._session().get(
-                    url,
-                    headers=headers,
-                    auth=auth,
-                    stream=True,
-                    allow_redirects=False,
-                    timeout=(self.settings.connect_timeout, self.settings.read_timeout),
-                )
-            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                fault = _connection_fault(error, url)
-                if _never_answered(error):
-                    self._breaker.failed(fault.message)
-                raise fault from error
-            if response.status_code not in TRANSIENT:
-                self._breaker.succeeded()
-            if response.status_code not in REDIRECTS:
-                return response, url
-            discard(response)
-            url = _redirected(url, response.headers.get("Location", ""))
-        raise SourceError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
+                while answer.read(_CHEAP, seconds=1.0):
+                    pass
+            except Broken as error:
+                log.debug("the rest of an answer: %s", error)
+        self.release(answer)
 
-    def pause(self, seconds: float) -> None:
-        self._breaker.pause(seconds)
+    def _get(self, address: Address, headers: dict[str, str], due: float) -> Answer:
+        login = self._login(address)
+        lines = {**headers, "Authorization": basic(login)} if login else headers
+        connection = self._pool.take(address.origin)
+        while True:
+            used = connection is not None
+            connection = connection or self._connect(address)
+            try:
+                return connection.get(address, lines, seconds=due - time.monotonic())
+            except Broken as error:
+                connection.close()
+                if used and not isinstance(error, TimeoutError):  # the mirror had just closed it
+                    connection = None
+                    continue
+                silent = isinstance(error, TimeoutError)
+                reason = "it accepted the connection and then said nothing" if silent else innermost(error)
+                raise SourceError(f"no answer from {shown(address.url)}: {reason}") from error
+            except BaseException:
+                connection.close()
+                raise
 
-    def gave_up(self, reason: str) -> None:
-        self._breaker.failed(reason)
+    def _connect(self, address: Address) -> Connection:
+        proxy = proxy_for(address, self.settings)
+        tls = "https" in (address.scheme, proxy.scheme if proxy else "")
+        context = self._context if tls else None
+        try:
+            return Connection(address, proxy, seconds=self.settings.connect_timeout, context=context)
+        except (ProxyRefused, *Broken) as error:
+            raise _no_connection(error, address, proxy) from error
 
-    def _session(self) -> requests.Session:
-        # One a thread, since a Session is not safe to share; one a process, since a forked child must not go on
-        # speaking on its parent's connection.
-        kept = getattr(self._threads, "session", None)
-        if kept is None or kept[0] != os.getpid():
-            kept = self._threads.session = (os.getpid(), _new_session())
-        session: requests.Session = kept[1]
-        return session
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        import ssl
+
+        variable, place = self.settings.authorities
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if not place:
+                _load_usual(context)
+            elif Path(place).is_dir():
+                context.load_verify_locations(capath=place)
+            else:
+                context.load_verify_locations(cafile=place)
+        except OSError as error:
+            raise NoConnection(
+                f"no answer from {self.name}: {variable} names {place!r}, which cannot be read: {innermost(error)}",
+                permanent=True,
+                hint=f"{variable} is a file of certificates in PEM form, or a directory of them",
+            ) from error
+        return context
+
+    def _login(self, address: Address) -> tuple[str, str] | None:
+        """The user and password for an address: its URL's, or what netrc has for its host."""
+        ours = address.origin == self._address.origin
+        if ours and self._address.login:
+            return self._address.login
+        found = self._netrc.hosts.get(address.host) or (self._netrc.hosts.get("default") if ours else None)
+        return (found[0], found[2] or "") if found else None
+
+    @cached_property
+    def _netrc(self) -> netrc.netrc:
+        path = self.settings.netrc
+        try:
+            if path is not None:
+                return netrc.netrc(str(path))
+        except FileNotFoundError:
+            pass
+        except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+            log.warning("%s is not used: %s", path, error)
+        return netrc.netrc("/dev/null")
 
 
-def _new_session() -> requests.Session:
+def _load_usual(context: ssl.SSLContext) -> None:
+    """Trust whom this system trusts, or where it says nothing, as in many a container, whom certifi does."""
     import ssl
 
-    import requests
+    found = ssl.get_default_verify_paths()
+    if found.cafile or (found.capath and any(Path(found.capath).glob("*.0"))):
+        context.load_default_certs()
+    else:
+        import certifi
 
-    session = requests.Session()
-    session.headers.clear()
-    session.headers["User-Agent"] = "kartifacts"
-    # What OpenSSL calls SSL_CERT_FILE; REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE are honoured by requests, and win.
-    paths = ssl.get_default_verify_paths()
-    if paths.cafile and paths.cafile != paths.openssl_cafile:
-        session.verify = paths.cafile
-    return session
+        context.load_verify_locations(cafile=certifi.where())
 
 
-def _origin(url: str) -> tuple[str, str | None, int]:
-    parts = urlsplit(url)
+def _redirected(address: Address, location: str) -> Address:
     try:
-        port = parts.port
+        target = joined(address, location)
     except ValueError as error:
-        raise SourceError(f"{shown(url)} is not a URL", permanent=True) from error
-    return parts.scheme, parts.hostname, port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-
-
-def _redirected(url: str, location: str) -> str:
-    try:
-        target = urljoin(url, location)
-        scheme = urlsplit(target).scheme
-    except ValueError:
-        target, scheme = location, ""
-    if scheme not in ("http", "https") or (scheme == "http" and url.startswith("https:")):
-        raise SourceError(f"{shown(url)} redirects to {shown(target)!r}, which is refused", permanent=True)
+        raise SourceError(
+            f"{shown(address.url)} redirects to {shown(location)!r}, which is refused: {error}", permanent=True
+        ) from error
+    if address.scheme == "https" != target.scheme:
+        raise SourceError(
+            f"{shown(address.url)} redirects to {shown(target.url)!r}, which is refused: it is not encrypted",
+            permanent=True,
+        )
     return target
 
 
-def _never_answered(error: Exception) -> bool:
-    """Whether the mirror is not there at all; a connection that it reset later says less about it."""
-    import requests
-    import urllib3
+def _no_connection(error: Exception, address: Address, proxy: Address | None) -> NoConnection:
+    import ssl
 
-    if isinstance(error, requests.ConnectionError):
-        return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.MaxRetryError)
-    return True
-
-
-def _connection_fault(error: Exception, url: str) -> SourceError:
-    import requests
-
-    where = f"no answer from {shown(url)}"
-    if isinstance(error, requests.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return SourceError(
-            f"{where}: its certificate is not trusted",
-            permanent=True,
-            hint="set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed it",
+    where = f"no answer from {shown(address.url)}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return NoConnection(
+            f"{where}: its certificate is not trusted: {error.verify_message}", permanent=True, hint=_AUTHORITY_HINT
         )
-    if isinstance(error, requests.ConnectTimeout):
-        return SourceError(f"{where}: no connection in time")
-    if isinstance(error, requests.Timeout):
-        return SourceError(f"{where}: it accepted the connection and then said nothing")
-    if isinstance(error, requests.exceptions.ProxyError):
-        return SourceError(f"{where}: the proxy failed", hint="see HTTPS_PROXY, HTTP_PROXY and NO_PROXY")
-    if isinstance(error, requests.ConnectionError):
-        return SourceError(f"{where}: {innermost(error)}")
-    return SourceError(f"{where}: {innermost(error)}", permanent=True)
+    if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, TimeoutError)):
+        return NoConnection(f"{where}: TLS failed: {innermost(error)}", permanent=True)
+    if isinstance(error, ProxyRefused):
+        denied = error.status < 500
+        hint = "the proxy wants credentials: put them into HTTPS_PROXY" if error.status == 407 else _PROXY_HINT
+        return NoConnection(f"{where}: {error}", permanent=denied, hint=hint)
+    reason = "no connection in time" if isinstance(error, TimeoutError) else innermost(error)
+    if proxy is None:
+        return NoConnection(f"{where}: {reason}")
+    return NoConnection(f"{where}: the proxy {shown(proxy.url)} failed: {reason}", hint=_PROXY_HINT)

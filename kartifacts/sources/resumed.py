@@ -8,107 +8,91 @@ import re
 import time
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError, VerificationError
 from kartifacts.sources import Pieces
-from kartifacts.sources.answers import check_range, check_status, check_whole, discard, innermost, shown
-
-if TYPE_CHECKING:
-    import requests
+from kartifacts.sources.addresses import Address, shown
+from kartifacts.sources.answers import NoConnection, check_range, check_status, check_whole, innermost
+from kartifacts.sources.breaker import Breaker
+from kartifacts.sources.wire import Answer, Broken
 
 log = logging.getLogger(__name__)
 
 PIECE = 256 << 10
 MIN_RATE = 4096  # bytes a second; a mirror that is slower over a whole read timeout is given up
-PATIENCE = 60.0  # seconds that one read waits in all because a mirror asked for it
+_MUCH = 64 << 10  # bytes; with less in hand, whoever reads does better to turn from a doubtful mirror to another
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-_RESUME_RESETS = 1 << 20  # bytes that must have come since the last fault for the tries to count anew
+_TRIES_ANEW = 1 << 20  # bytes that must have come since the last fault for the tries to count anew
 
 
 class Asked(Protocol):
     """What is needed of a mirror."""
 
-    name: str
     settings: Settings
+    breaker: Breaker
 
-    def ask(self, url: str, headers: dict[str, str]) -> tuple[requests.Response, str]: ...
-    def pause(self, seconds: float) -> None: ...
-    def gave_up(self, reason: str) -> None: ...
+    def ask(self, address: Address, headers: dict[str, str]) -> tuple[Answer, Address]: ...
+    def release(self, answer: Answer) -> None: ...
+    def discard(self, answer: Answer) -> None: ...
 
 
 class Resumed(Pieces):
-    """The bytes from `start` to `end` of one blob, over as many requests as it takes."""
+    """The bytes from `start` to `end` of one blob."""
 
-    def __init__(self, source: Asked, url: str, size: int, start: int, end: int) -> None:
-        super().__init__(self._generate(), shown(url))
+    def __init__(self, source: Asked, address: Address, size: int, start: int, end: int) -> None:
+        super().__init__(self._generate(), shown(address.url))
         self._source = source
-        self._url = url
+        self._address = address
         self._size = size
-        self._position = start
+        self._start = self._position = start
         self._end = end
         self._etag = ""
         self._tries = 0
-        self._waited = 0.0
         self._resumed_at = start
-        self._response: requests.Response | None = None
-        self._effective = url  # where the open answer came from
+        self._began = 0.0  # the open request
+        self._answer: Answer | None = None
 
     def open(self) -> None:
-        """Ask until there is an answer with a body, or no more try is left."""
-        while True:
-            try:
-                self._open_once()
-            except SourceError as error:
-                self._before_next_try(error)
-            else:
-                return
-
-    def _generate(self) -> Iterator[bytes]:
-        while self._position < self._end:
-            try:
-                for piece in self._body():
-                    self._position += len(piece)
-                    yield piece
-                if self._position < self._end:
-                    raise SourceError(f"{self.place} ended {self._end - self._position} bytes early")
-            except SourceError as error:
-                self.close()
-                self._before_next_try(error)
-                self.open()
+        """Ask once."""
+        with _Reported(self._source.breaker) as request:
+            self._began = request.began
+            self._open()
+            self._source.breaker.answered(request.began)
 
     def close(self) -> None:
-        if self._response is not None:
-            self._response.close()
-            self._response = None
+        if self._answer is not None:
+            answer, self._answer = self._answer, None
+            self._source.release(answer)
 
-    def _open_once(self) -> None:
+    def _open(self) -> None:
         headers = {"Accept-Encoding": "identity"}
         if self._position > 0 or self._end < self._size:
             headers["Range"] = f"bytes={self._position}-{self._end - 1}"
             if self._etag:
                 headers["If-Range"] = self._etag
-        response, self._effective = self._source.ask(self._url, headers)
-        self.place = shown(self._effective)
+        answer, effective = self._source.ask(self._address, headers)
+        self.place = shown(effective.url)
         try:
-            check_status(response.status_code, response.headers, self._effective, size=self._size)
-            if response.status_code == 206:
-                check_range(response.headers, self._effective, start=self._position, end=self._end, size=self._size)
+            check_status(answer.status, answer.headers, self.place, size=self._size)
+            if answer.status == 206:
+                check_range(answer.headers, self.place, start=self._position, end=self._end, size=self._size)
             else:
-                check_whole(response.headers, self._effective, size=self._size)
-            self._check_encoding(response)
+                check_whole(answer.headers, self.place, size=self._size)
+            self._check_encoding(answer)
         except BaseException:
-            discard(response)
+            self._source.discard(answer)
             raise
-        etag = response.headers.get("ETag", "")
-        self._etag = etag if etag.startswith('"') else ""  # a weak one does not vouch for bytes
-        self._response = response
+        etag = answer.headers.get("ETag", "")
+        # A weak one does not vouch for bytes, and a strange one is not sent back.
+        self._etag = etag if re.fullmatch(r'"[\x21\x23-\x7e]{1,200}"', etag) else ""
+        self._answer = answer
 
-    def _check_encoding(self, response: requests.Response) -> None:
-        encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    def _check_encoding(self, answer: Answer) -> None:
+        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
         # Bytes of a compressed body are no bytes of the blob, so a part of one is of no use.
-        allowed = ("identity", "", "gzip", "x-gzip") if response.status_code == 200 else ("identity", "")
+        allowed = ("identity", "", "gzip", "x-gzip") if answer.status == 200 else ("identity", "")
         if encoding not in allowed:
             raise SourceError(
                 f"{self.place} answered with Content-Encoding {encoding[:40]!r}, which was not asked for",
@@ -116,89 +100,135 @@ class Resumed(Pieces):
                 hint="switch compression off for the mirror's blobs/",
             )
 
-    def _before_next_try(self, error: SourceError) -> None:
-        """Wait as long as is right, or raise `error`: it is final, or patience has run out."""
-        if error.permanent:
-            raise error
-        if self._position - self._resumed_at >= _RESUME_RESETS:
+    def _generate(self) -> Iterator[bytes]:
+        while self._position < self._end:
+            try:
+                with _Reported(self._source.breaker, self._began):
+                    for piece in self._body():
+                        self._position += len(piece)
+                        if self._position - self._resumed_at >= _TRIES_ANEW or self._position == self._end:
+                            self._source.breaker.gave()
+                        yield piece
+                    if self._position < self._end:
+                        raise SourceError(f"{self.place} was closed early, {self._end - self._position} bytes too soon")
+            except SourceError as error:
+                self.close()
+                self._resume(error)
+        self.close()
+
+    def _resume(self, error: SourceError) -> None:
+        """Go on where it broke off; raises `error` where that is not worthwhile, or has been tried often enough."""
+        if self._position - self._resumed_at >= _TRIES_ANEW:
             self._tries = 0
         self._resumed_at = self._position
-        if error.retry_after is None:
+        have = self._position - self._start
+        while True:
+            if error.permanent or error.retry_after is not None:
+                raise error
+            if not have or (have < _MUCH and self._source.breaker.doubtful):
+                raise error
             self._tries += 1
             if self._tries > self._source.settings.retries:
-                self._source.gave_up(error.message)
+                error.permanent = True  # it has had its tries
                 raise error
             longest = min(_FIRST_PAUSE * 2**self._tries, _LONGEST_PAUSE)
             pause = random.uniform(longest / 2, longest)  # noqa: S311  spreads clients, hides nothing
-            log.info("%s; trying again in %.1f s", error.message, pause)
+            log.info("%s; going on at byte %d in %.1f s", error.message, self._position, pause)
             time.sleep(pause)
-            return
-        pause = max(error.retry_after, 0.5)
-        self._waited += pause
-        if self._waited > PATIENCE:
-            self._source.gave_up(error.message)
-            raise error
-        log.warning("%s is rate limited: it asks for a pause of %.0f s", self._source.name, pause)
-        self._source.pause(pause)
+            try:
+                self.open()
+            except SourceError as again:
+                error = again
+            else:
+                return
 
     def _body(self) -> Iterator[bytes]:
         """What the open answer holds from the present position on, never past the end."""
-        response = self._response
-        assert response is not None
-        pieces = self._raw(response)
-        if response.headers.get("Content-Encoding", "").strip().lower() in ("gzip", "x-gzip"):
-            pieces = _gunzip(pieces, self._effective)
-        at = self._position if response.status_code == 206 else 0
+        answer = self._answer
+        assert answer is not None
+        # A mirror that does not do ranges sends the whole blob: let go by what lies before.
+        at = self._position if answer.status == 206 else 0
+        pieces = self._received(answer, self._end - at)
+        if answer.headers.get("Content-Encoding", "").strip().lower() in ("gzip", "x-gzip"):
+            pieces = _gunzip(pieces, self.place, self._size)
         for piece in pieces:
-            # A mirror that does not do ranges sends the whole blob: let go by what lies before.
-            wanted = piece[max(0, self._position - at) : max(0, self._end - at)]
+            before = at
             at += len(piece)
-            if wanted:
-                yield wanted
+            if before < self._position or at > self._end:
+                piece = piece[max(0, self._position - before) : max(0, self._end - before)]
+            if piece:
+                yield piece
             if at >= self._end:
                 return
 
-    def _raw(self, response: requests.Response) -> Iterator[bytes]:
-        import urllib3
-
+    def _received(self, answer: Answer, expected: int) -> Iterator[bytes]:
+        """The body as it comes: faster than `MIN_RATE`, and in a time that follows from its length."""
         window = self._source.settings.read_timeout
+        left = window + expected / MIN_RATE
         waited, received = 0.0, 0
         while True:
             before = time.monotonic()
-            try:  # read1, since read would wait for a full piece however slowly it comes
-                piece: bytes = response.raw.read1(PIECE, decode_content=False)
-            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            try:  # never waits for a full piece, however slowly it comes
+                piece = answer.read(PIECE, seconds=min(window, left))
+            except Broken as error:
                 raise SourceError(f"{self.place} broke off: {_broke_off(error)}") from error
             if not piece:
                 return
-            waited += time.monotonic() - before
+            took = time.monotonic() - before
+            left -= took
+            waited += took
             received += len(piece)
+            if left <= 0 or (waited >= window and received < MIN_RATE * waited):
+                raise SourceError(f"{self.place} sent {received} bytes in {waited:.0f} s, which is too slow")
             if waited >= window:
-                if received < MIN_RATE * waited:
-                    raise SourceError(f"{self.place} sent {received} bytes in {waited:.0f} s, which is too slow")
                 waited, received = 0.0, 0
             yield piece
 
 
-def _broke_off(error: Exception) -> str:
-    import urllib3
+class _Reported:
+    """A request whose fault the breaker hears of."""
 
-    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+    def __init__(self, breaker: Breaker, began: float | None = None) -> None:
+        self._breaker = breaker
+        self.began = breaker.enter() if began is None else began
+
+    def __enter__(self) -> _Reported:  # noqa: PYI034  Self is not in typing before Python 3.11
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        if not isinstance(error, SourceError):
+            return
+        if error.missing:
+            self._breaker.answered(self.began)
+        elif error.retry_after is not None:
+            self._breaker.pause(error.retry_after)
+        elif isinstance(error, NoConnection) or not error.permanent:
+            self._breaker.failed(self.began, error.message, unanswered=isinstance(error, NoConnection))
+
+
+def _broke_off(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
         return "nothing came for too long"
-    if re.search("IncompleteRead", str(error)):
+    if "IncompleteRead" in str(error):
         return "the connection was closed early"
     return innermost(error)
 
 
-def _gunzip(pieces: Iterator[bytes], url: str) -> Iterator[bytes]:
+def _gunzip(pieces: Iterator[bytes], place: str, size: int) -> Iterator[bytes]:
     decoder = zlib.decompressobj(wbits=31)
+    left = size + size // 1000 + (64 << 10)  # compressed, what cannot be compressed is hardly any longer
     try:
         for piece in pieces:
+            left -= len(piece)
+            if left < 0:
+                raise VerificationError(f"{place} sent more than {size} bytes compressed can be", source=place)
             rest = piece
             while rest and not decoder.eof:
                 plain = decoder.decompress(rest, PIECE)
                 rest = decoder.unconsumed_tail
                 if plain:
                     yield plain
+            if decoder.eof:
+                return
     except zlib.error as error:
-        raise VerificationError(f"{shown(url)} sent a body that is not gzip: {error}", source=shown(url)) from error
+        raise VerificationError(f"{place} sent a body that is not gzip: {error}", source=place) from error

@@ -20,6 +20,8 @@ class Answer:
     range_asked: str  # the Range header, or nothing
     before: Callable[[], object] = field(default=lambda: None)  # runs before the status line is sent
     after: str = "keep"  # then the connection is: keep | close | reset
+    more: list[tuple[str, str]] = field(default_factory=list)  # headers that come a second time
+    raw: Iterable[bytes] | None = None  # sent in place of all of the above, after which the connection is closed
     stopped: threading.Event = field(default_factory=threading.Event)  # set when the mirror shuts down
 
     def replace(self, body: bytes, *, length: int | None = None) -> None:
@@ -224,6 +226,107 @@ def delay(seconds: float) -> Fault:
 
     def fault(answer: Answer) -> None:
         answer.before = lambda: answer.stopped.wait(seconds)
+
+    return fault
+
+
+def header(name: str, value: str) -> Fault:
+    """One header says something else."""
+
+    def fault(answer: Answer) -> None:
+        answer.headers[name] = value
+
+    return fault
+
+
+def again(name: str, value: str) -> Fault:
+    """One header comes twice, the second time with `value`."""
+
+    def fault(answer: Answer) -> None:
+        answer.more.append((name, value))
+
+    return fault
+
+
+def without(name: str) -> Fault:
+    """One header is missing.  Without a Content-Length the body comes in chunks."""
+
+    def fault(answer: Answer) -> None:
+        answer.headers.pop(name, None)
+
+    return fault
+
+
+def raw(*pieces: bytes, pause: float = 0.0, last: bool = True) -> Fault:
+    """These bytes in place of a whole answer, head and all, with pauses in between; unless `last`, over and over."""
+
+    def fault(answer: Answer) -> None:
+        def sent() -> Iterator[bytes]:
+            for piece in pieces if last else itertools.cycle(pieces):
+                yield piece
+                if answer.stopped.wait(pause) if pause else answer.stopped.is_set():
+                    return
+
+        answer.raw = sent()
+
+    return fault
+
+
+def endless_headers() -> Fault:
+    """A status line and headers without end."""
+
+    def fault(answer: Answer) -> None:
+        raw(b"HTTP/1.1 200 OK\r\n")(answer)
+        first = answer.raw or ()
+        raw(b"X-More: and more\r\n" * 50, last=False)(answer)
+        answer.raw = itertools.chain(first, answer.raw or ())
+
+    return fault
+
+
+def slow_headers(pause: float) -> Fault:
+    """A right answer whose head comes one byte at a time."""
+
+    def fault(answer: Answer) -> None:
+        lines = [f"HTTP/1.1 {answer.status} OK", *(f"{name}: {value}" for name, value in answer.headers.items())]
+        head = "\r\n".join([*lines, "", ""]).encode()
+        raw(*(bytes([byte]) for byte in head), answer.sent(), pause=pause)(answer)
+
+    return fault
+
+
+def endless_interim(status: int = 100) -> Fault:
+    """Interim answers without end, and never a real one."""
+    return raw(b"HTTP/1.1 %d Wait\r\n\r\n" % status * 50, last=False)
+
+
+def bad_chunks(size: bytes) -> Fault:
+    """The body in chunks, the first of which says that it is `size` long."""
+
+    def fault(answer: Answer) -> None:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        raw(head, size + b"\r\n" + answer.whole)(answer)
+
+    return fault
+
+
+def multipart() -> Fault:
+    """206 with multipart/byteranges, as if several ranges had been asked for."""
+
+    def fault(answer: Answer) -> None:
+        span = answer.headers.pop("Content-Range", f"bytes 0-{len(answer.whole) - 1}/{len(answer.whole)}")
+        answer.status = 206
+        answer.headers["Content-Type"] = "multipart/byteranges; boundary=kart"
+        answer.replace(f"--kart\r\nContent-Range: {span}\r\n\r\n".encode() + answer.sent() + b"\r\n--kart--\r\n")
+
+    return fault
+
+
+def empty(code: int) -> Fault:
+    """204 or 304: a status that comes without a body."""
+
+    def fault(answer: Answer) -> None:
+        raw(b"HTTP/1.1 %d Nothing\r\n\r\n" % code)(answer)
 
     return fault
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -43,25 +45,29 @@ class _Order:
 
 
 class Mirror:
-    """Serves `directory` while it is open; see the package's docstring for how to use it.
+    """Serves `directory` while it is open, with `tls` over https; see the package's docstring for how to use it.
 
     Attributes:
         requests: every request so far, in the order of arrival.
         connections: how many connections were accepted.
         most_at_once: the largest number of requests that were being answered at one time.
+        tunnel_to: where CONNECT leads, for the use as a proxy.
+        stopped: is set once it shuts down.
     """
 
-    def __init__(self, directory: Path | str, *, prefix: str = "") -> None:
+    def __init__(self, directory: Path | str, *, prefix: str = "", tls: ssl.SSLContext | None = None) -> None:
         self.directory = Path(directory)
         self.prefix = prefix
+        self.tunnel_to = ("127.0.0.1", 9)
         self.requests: list[Request] = []
         self.connections = 0
         self.most_at_once = 0
         self._running = 0
         self._orders: list[_Order] = []
         self._guard = threading.Lock()
-        self._stopped = threading.Event()
-        self._server = _Server(self)
+        self.stopped = threading.Event()
+        self._tls = tls
+        self._server = _Server(self, tls)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     def __enter__(self) -> Mirror:  # noqa: PYI034  Self is not in typing before Python 3.11
@@ -69,7 +75,7 @@ class Mirror:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stopped.set()
+        self.stopped.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -80,7 +86,7 @@ class Mirror:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}{self.prefix}"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}{self.prefix}"
 
     def order(self, fault: Fault, *, match: str = "", skip: int = 0, times: int | None = None) -> None:
         """Have a fault on requests whose path contains `match`, after `skip` of them, `times` times or for ever."""
@@ -91,6 +97,10 @@ class Mirror:
         """Forget all orders."""
         with self._guard:
             self._orders.clear()
+
+    def disconnect(self) -> None:
+        """Close every connection, as a server does that has waited long enough for the next request."""
+        self._server.disconnect()
 
     def count(self, match: str = "") -> int:
         """How many requests had a path that contains `match`."""
@@ -128,7 +138,7 @@ class Mirror:
         path = unquote(urlsplit(request.path).path)
         file = self.directory / path.removeprefix(self.prefix).lstrip("/")
         if not path.startswith(self.prefix) or ".." in path or not file.is_file():
-            return Answer(404, {"Content-Length": "5"}, [b"none\n"], b"", request.range, stopped=self._stopped)
+            return Answer(404, {"Content-Length": "5"}, [b"none\n"], b"", request.range, stopped=self.stopped)
         content = file.read_bytes()
         headers = {
             "Content-Type": "application/octet-stream",
@@ -137,7 +147,7 @@ class Mirror:
             "Accept-Ranges": "bytes",
             "X-Path": request.path,
         }
-        answer = Answer(200, headers, [content], content, request.range, stopped=self._stopped)
+        answer = Answer(200, headers, [content], content, request.range, stopped=self.stopped)
         condition = request.headers.get("if-range", headers["ETag"])
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.range)
         if asked and condition == headers["ETag"]:
@@ -157,11 +167,18 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: Mirror, tls: ssl.SSLContext | None) -> None:
         self.mirror = mirror
+        self._tls = tls
         self._guard = threading.Lock()
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, peer = super().get_request()
+        if self._tls is not None:  # the handshake is left to the connection's own thread
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, peer
 
     def connected(self, connection: socket.socket) -> None:
         with self._guard:
@@ -181,6 +198,9 @@ class _Server(ThreadingHTTPServer):
 
     def server_close(self) -> None:
         super().server_close()
+        self.disconnect()
+
+    def disconnect(self) -> None:
         with self._guard:
             still_open = list(self._open)
         for connection in still_open:
@@ -211,6 +231,24 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._serve()
 
+    def do_CONNECT(self) -> None:
+        """Carry bytes to and from `Mirror.tunnel_to`, whatever host was asked for; an order can prevent it."""
+        mirror = self.server.mirror
+        request = Request(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+        fault = mirror.begin(request)
+        self.close_connection = True
+        try:
+            if fault is None:
+                self.send_response(200)
+                self.end_headers()
+                _carry(self.connection, mirror.tunnel_to)
+            else:
+                answer = Answer(200, {"Content-Length": "0"}, [], b"", "", stopped=mirror.stopped)
+                fault(answer)
+                self._send(answer)
+        finally:
+            mirror.end()
+
     def _serve(self) -> None:
         mirror = self.server.mirror
         request = Request(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
@@ -225,8 +263,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, answer: Answer) -> None:
         answer.before()
+        if answer.raw is not None:
+            self.close_connection = True
+            for piece in answer.raw:
+                self.wfile.write(piece)
+            return
         self.send_response(answer.status)
         for name, value in answer.headers.items():
+            self.send_header(name, value)
+        for name, value in answer.more:
             self.send_header(name, value)
         in_chunks = "Content-Length" not in answer.headers
         if in_chunks:
@@ -246,3 +291,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
         """Tests read `Mirror.requests` instead."""
+
+
+def _carry(client: socket.socket, target: tuple[str, int]) -> None:
+    """Bytes both ways until one side has had enough."""
+    with socket.create_connection(target, timeout=5) as server:
+        other = {client: server, server: client}
+        while True:
+            for side in select.select(list(other), [], [], 5)[0]:
+                piece = side.recv(65536)
+                if not piece:
+                    return
+                other[side].sendall(piece)

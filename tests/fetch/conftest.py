@@ -76,7 +76,7 @@ def run() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(code: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
         become = (
-            "import os, requests, tqdm, zstandard, kartifacts.config, kartifacts.fetch, kartifacts.sources.http\n"
+            "import os, ssl, tqdm, zstandard, kartifacts.config, kartifacts.fetch, kartifacts.sources.http\n"
             f"os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
         )
         process = subprocess.Popen(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from kartifacts import config
 from kartifacts.config import Settings
+from kartifacts.errors import VerificationError
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import blob_path
+from kartifacts.sources import Source
+from kartifacts.sources.turns import first_good
 from kartifacts.testing import Mirror
 
 CONTENT = bytes(range(256)) * 1500
@@ -46,11 +49,40 @@ def mirror(repository: Path) -> Iterator[Mirror]:
 def settings(tmp_path: Path) -> Callable[..., Settings]:
     """Settings with short times, nothing read from this machine's environment."""
 
-    def make(**overrides: object) -> Settings:
+    def make(*, environ: Mapping[str, str] | None = None, **overrides: object) -> Settings:
         base = {"store": tmp_path / "store", "connect_timeout": 0.5, "read_timeout": 0.5, "retries": 2}
-        return config.read({"HOME": str(tmp_path)}, {**base, **overrides})
+        return config.read({"HOME": str(tmp_path), **(environ or {})}, {**base, **overrides})
 
     return make
+
+
+Fetch = Callable[..., bytes]
+
+
+@pytest.fixture
+def fetch() -> Fetch:
+    """Reads a blob from the first of some sources that has it and checks its digest, as a transfer does."""
+
+    def run(
+        sources: Sequence[Source], content: bytes, *, retries: int = 2, errors: list[Exception] | None = None
+    ) -> bytes:
+        seen: list[Exception] = [] if errors is None else errors
+
+        def attempt(source: Source) -> bytes:
+            with source.read(sha256(content), len(content)) as pieces:
+                got = b"".join(pieces)
+            if got != content:
+                raise VerificationError("these are other bytes")
+            return got
+
+        found = first_good(
+            sources, attempt, label="a blob", retries=retries, refused=lambda _, error: seen.append(error)
+        )
+        if found is None:
+            raise seen[-1]
+        return found
+
+    return run
 
 
 @pytest.fixture

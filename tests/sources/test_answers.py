@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
+from email.message import Message
 from email.utils import formatdate
 
 import pytest
 
 from kartifacts.errors import SourceError, VerificationError
-from kartifacts.sources.answers import asked_pause, check_range, check_whole, shown
+from kartifacts.sources.addresses import shown
+from kartifacts.sources.answers import asked_pause, check_range, check_whole
 
 URL = "http://127.0.0.1/blob"
+
+
+def received(headers: dict[str, str]) -> Message:
+    message = Message()
+    for name, value in headers.items():
+        message[name] = value
+    return message
 
 
 @pytest.mark.parametrize(
@@ -25,15 +34,19 @@ URL = "http://127.0.0.1/blob"
         ({"Retry-After": "Mon, 01 Jan 1990 00:00:00 GMT"}, 0),
         ({"RateLimit": '"hour";r=0;t=87'}, 87),
         ({"RateLimit": '"hour";r=10;t=87'}, None),
+        ({"RateLimit": '"minute";r=3;t=9, "hour";t=87;r=0'}, 87),
+        ({"RateLimit": '"minute";r=0;t=9, "hour";r=0;t=87'}, 87),
+        ({"RateLimit": '"minute";r=0, "hour";r=5;t=87'}, None),
+        ({"Retry-After": "2", "RateLimit": '"hour";r=0;t=87'}, 2),
         ({"RateLimit": "nonsense"}, None),
     ],
 )
 def test_a_pause_is_read_in_every_spelling(headers: dict[str, str], seconds: float | None) -> None:
-    assert asked_pause(headers) == seconds
+    assert asked_pause(received(headers)) == seconds
 
 
 def test_a_date_is_a_pause_too() -> None:
-    pause = asked_pause({"Retry-After": formatdate(time.time() + 100, usegmt=True)})
+    pause = asked_pause(received({"Retry-After": formatdate(time.time() + 100, usegmt=True)}))
     assert pause is not None
     assert 90 < pause <= 100
 
@@ -54,14 +67,14 @@ def test_a_date_is_a_pause_too() -> None:
 )
 def test_a_content_range_that_is_not_the_one_asked_for_is_refused(text: str) -> None:
     with pytest.raises(SourceError):
-        check_range({"Content-Range": text}, URL, start=10, end=20, size=100)
+        check_range(received({"Content-Range": text}), URL, start=10, end=20, size=100)
 
 
 def test_a_content_range_may_leave_the_total_open_or_stop_early_but_not_name_another() -> None:
     for text in ("bytes 10-19/100", "bytes 10-19/*", "bytes 10-12/100"):
-        check_range({"Content-Range": text}, URL, start=10, end=20, size=100)
+        check_range(received({"Content-Range": text}), URL, start=10, end=20, size=100)
     with pytest.raises(VerificationError):
-        check_range({"Content-Range": "bytes 10-19/101"}, URL, start=10, end=20, size=100)
+        check_range(received({"Content-Range": "bytes 10-19/101"}), URL, start=10, end=20, size=100)
 
 
 def test_a_length_is_believed_only_where_it_contradicts() -> None:
@@ -71,9 +84,9 @@ def test_a_length_is_believed_only_where_it_contradicts() -> None:
         {"Content-Length": "x"},
         {"Content-Length": "5", "Content-Encoding": "gzip"},
     ):
-        check_whole(headers, URL, size=100)
+        check_whole(received(headers), URL, size=100)
     with pytest.raises(VerificationError):
-        check_whole({"Content-Length": "99"}, URL, size=100)
+        check_whole(received({"Content-Length": "99"}), URL, size=100)
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,6 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     subprocess.run([SCRIPT, "stop", state], check=True)
 
 
-@pytest.fixture(autouse=True)
-def no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def read(source: HttpSource, digest: Digest, size: int, **part: int) -> bytes:
     with source.read(digest, size, **part) as pieces:
         return b"".join(pieces)
@@ -85,12 +79,14 @@ def test_plain_http_with_ranges(nginx: Nginx, settings: Make, digest: Digest) ->
     assert caught.value.missing
 
 
-@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"])
+AUTHORITIES = pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"])
+
+
+@AUTHORITIES
 def test_every_variable_that_names_an_authority_is_honoured(
-    nginx: Nginx, settings: Make, digest: Digest, monkeypatch: pytest.MonkeyPatch, variable: str
+    nginx: Nginx, settings: Make, digest: Digest, variable: str
 ) -> None:
-    monkeypatch.setenv(variable, str(nginx.authority))
-    source = HttpSource(f"https://localhost:{nginx.port + 1}", settings())
+    source = HttpSource(f"https://localhost:{nginx.port + 1}", settings(environ={variable: str(nginx.authority)}))
     assert read(source, digest, len(CONTENT), start=10, length=10) == CONTENT[10:20]
 
 
@@ -103,20 +99,20 @@ def test_an_unknown_authority_is_an_error_at_once_that_names_the_variable(
     assert "REQUESTS_CA_BUNDLE" in (caught.value.hint or "")
 
 
+@AUTHORITIES
 def test_an_authority_file_that_is_missing_is_a_typed_error(
-    nginx: Nginx, settings: Make, digest: Digest, monkeypatch: pytest.MonkeyPatch
+    nginx: Nginx, settings: Make, digest: Digest, variable: str
 ) -> None:
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nonexistent.pem")
-    with pytest.raises(SourceError, match="no answer"):
-        read(HttpSource(f"https://localhost:{nginx.port + 1}", settings()), digest, 10)
+    source = HttpSource(f"https://localhost:{nginx.port + 1}", settings(environ={variable: "/nonexistent"}))
+    with pytest.raises(SourceError, match=rf"no answer.*{variable} names '/nonexistent'") as caught:
+        read(source, digest, 10)
+    assert caught.value.permanent
 
 
-def test_a_redirect_from_https_to_http_is_refused(
-    nginx: Nginx, settings: Make, digest: Digest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(nginx.authority))
+def test_a_redirect_from_https_to_http_is_refused(nginx: Nginx, settings: Make, digest: Digest) -> None:
+    known = settings(environ={"REQUESTS_CA_BUNDLE": str(nginx.authority)})
     with pytest.raises(SourceError, match=r"redirects to 'http://127\.0\.0\.1.*refused"):
-        read(HttpSource(f"https://localhost:{nginx.port + 3}", settings()), digest, 10)
+        read(HttpSource(f"https://localhost:{nginx.port + 3}", known), digest, 10)
 
 
 def test_a_password_opens_what_needs_one(nginx: Nginx, settings: Make, digest: Digest) -> None:
