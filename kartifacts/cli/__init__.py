@@ -25,6 +25,8 @@ _COMMANDS = {
     "import": "producing",
     "publish": "producing",
     "lock": "producing",
+    "wheel": "producing",
+    "index": "producing",
     "fetch": "consuming",
     "status": "consuming",
     "verify": "consuming",

@@ -1,7 +1,8 @@
-"""The release engineer's commands: build, import, publish, lock."""
+"""The release engineer's commands: build, import, publish, lock, wheel, index."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -22,10 +23,18 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--out", required=True, type=_DIRECTORY, help="Repository directory to write.")
 @click.option("--library", default="kartifacts", show_default=True, help="Library whose ops are built.")
 @click.option("--release-version", default="", help="Version of the release; default: that of the library's package.")
+@click.option("--since", type=_DIRECTORY, help="Repository whose releases lend what has not changed; default: --out.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @json_option
 def build_command(
-    archs: str | None, ops: str, out: Path, library: str, release_version: str, lock: Path | None, as_json: bool
+    archs: str | None,
+    ops: str,
+    out: Path,
+    library: str,
+    release_version: str,
+    since: Path | None,
+    lock: Path | None,
+    as_json: bool,
 ) -> None:
     """Compile bundles for an explicit list of architectures into a repository directory.
 
@@ -36,7 +45,9 @@ def build_command(
     settings = config.read(overrides={"archs": archs})
     if not settings.archs:
         raise ConfigError("no architectures given", hint="pass --archs 'cpu:x86-64-v3 9.0a', or set KARTIFACTS_ARCHS")
-    report = flows.build(settings, ops=ops, out=out, library=library, version=release_version, lock=lock)
+    report = flows.build(
+        settings, ops=ops, out=out, library=library, version=release_version, lock=lock, since=since
+    )
     lines = [
         f"jobs: {report['jobs']} ({report['jobs_reason']})",
         *(f"skipped: {row}" for row in report["skipped"]),
@@ -59,6 +70,7 @@ def import_command() -> None:
 @click.option("--release-version", required=True, help="Version of the release, e.g. 0.6.13.")
 @click.option("--allow-unlisted", is_flag=True, help="Leave files out that no checksums.txt lists, instead of failing.")
 @click.option("--without", multiple=True, metavar="DIR", help="Leave this directory of the tree out; may be repeated.")
+@click.option("--since", type=_DIRECTORY, help="Repository whose releases lend what has not changed; default: --out.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @json_option
 def import_checksums(
@@ -68,6 +80,7 @@ def import_checksums(
     release_version: str,
     allow_unlisted: bool,
     without: tuple[str, ...],
+    since: Path | None,
     lock: Path | None,
     as_json: bool,
 ) -> None:
@@ -83,6 +96,7 @@ def import_checksums(
         without=without,
         lock=lock,
         settings=config.read(),
+        since=since,
     )
     lines = [f"bundle: {row['family']} for {row['arch']}: {row['kernels']} files" for row in report["bundles"]]
     lines.append(f"release {library} {release_version}: sha256:{report['pin']['sha256']}")
@@ -143,3 +157,91 @@ def lock_command(repository: Path, lock: Path, library: str | None, release_vers
     pins = flows.lock(repository, lock, library=library, version=release_version)
     lines = [f"pinned {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in pins]
     emit(as_json, {"lock": str(lock), "pins": pins}, "\n".join(lines))
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A number of bytes, also as 100MB or 1.5GiB."""
+
+    name = "size"
+    _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}  # noqa: RUF012
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        matched = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([kmg]i?|)b?", str(value).strip(), re.IGNORECASE)
+        if matched is None:
+            self.fail(f"{str(value)[:50]!r} is not a size such as 100MB, 1.5GiB or 2000000", param, ctx)
+        return int(float(matched[1]) * self._UNITS[matched[2].lower()])
+
+
+@click.command("wheel")
+@click.option(
+    "--archs", default=None, help="Archs that the release was built for; default: KARTIFACTS_ARCHS, else all."
+)
+@click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
+@click.option("--one-per-arch", is_flag=True, help="A wheel for each arch instead of one for all.")
+@click.option(
+    "--from", "source", type=_DIRECTORY, help="Repository directory to take; default: what the lock pins, fetched."
+)
+@click.option("--library", default=None, help="Take this library only.")
+@click.option("--release-version", default=None, help="Take this version, where there are several.")
+@click.option("--name", default="", help="Name of the wheel; default: kartifacts-LIBRARY.")
+@click.option("--out", required=True, type=_DIRECTORY, help="Directory to put the wheels into.")
+@click.option(
+    "--max-bytes",
+    type=_Size(),
+    default="100MB",
+    show_default=True,
+    help="Refuse to write a larger wheel; the default is what PyPI takes of a new project.",
+)
+@click.option("--index", is_flag=True, help="Also make the index of all wheels in --out, as `kartifacts index` does.")
+@json_option
+def wheel_command(
+    archs: str | None,
+    ops: str,
+    one_per_arch: bool,
+    source: Path | None,
+    library: str | None,
+    release_version: str | None,
+    name: str,
+    out: Path,
+    max_bytes: int,
+    index: bool,
+    as_json: bool,
+) -> None:
+    """Make data wheels of a release: kernels that an installed kartifacts uses where they lie.
+
+    Wheels of other versions, archs and platforms that are in --out already stay.
+    """
+    from kartifacts.cli import flows
+
+    report = flows.wheel(
+        config.read(overrides={"archs": archs}),
+        source=source,
+        library=library,
+        version=release_version,
+        ops=ops,
+        name=name,
+        one_per_arch=one_per_arch,
+        out=out,
+        max_bytes=max_bytes,
+        index=index,
+    )
+    lines = [
+        f"{row['file']}: {row['kernels']} kernels for {', '.join(row['archs'])}, {row['bytes']} bytes, "
+        + ("no host code" if row["tag"].endswith("-any") else f"auditwheel: {row['auditwheel'] or 'not installed'}")
+        for row in report["wheels"]
+    ]
+    if report["index"]:
+        lines.append(f"index: {report['index']}")
+    emit(as_json, report, "\n".join(lines))
+
+
+@click.command("index")
+@click.argument("directory", type=_DIRECTORY)
+@json_option
+def index_command(directory: Path, as_json: bool) -> None:
+    """Make DIRECTORY/simple the package index (PEP 503, PEP 691) of the wheels in DIRECTORY, for any web server."""
+    from kartifacts.cli import flows
+
+    report = flows.write_index(directory)
+    lines = [f"{row['project']}: {row['file']} sha256:{row['sha256']}" for row in report["files"]]
+    emit(as_json, report, "\n".join([*lines, f"index: {report['index']}"]))

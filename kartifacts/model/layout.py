@@ -4,6 +4,11 @@ oci-layout                                             this is an OCI image layo
 index.json                                             its entry for skopeo, oras, crane; our client never trusts it
 blobs/sha256/<hex>                                     packs, kernel tables, bundle manifests, release indexes
 targets/<library>/<version>/<sha256>.index.json        a release, by name; one file, and it never changes
+
+In stores and bundle wheels kernels lie as files of their own, and a bundle wheel brings its pin:
+
+v1/sha256/<2 hex>/<hex><suffix>                        a kernel that is used in place
+kartifacts.lock                                        the release that a bundle wheel was made of
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ from kartifacts.model.digest import Digest
 OCI_LAYOUT = "oci-layout"
 OCI_LAYOUT_CONTENT = b'{"imageLayoutVersion":"1.0.0"}'
 OCI_INDEX = "index.json"
+BUNDLE_LOCK = "kartifacts.lock"
+BUNDLE_GROUP = "kartifacts.bundles"
+"""Entry point group of installed bundle wheels; the value names the package whose directory holds the bundle."""
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._+-]{0,126}[a-z0-9])?")
 _SEGMENT = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._+-]{0,253}[A-Za-z0-9_+-])?")
@@ -26,6 +34,10 @@ _MAX_PATH = 1024
 
 def blob_path(digest: Digest) -> str:
     return f"blobs/sha256/{digest}"
+
+
+def loose_path(digest: Digest, suffix: str) -> str:
+    return f"v1/sha256/{digest[:2]}/{digest}{suffix}"
 
 
 def release_directory(library: str, version: str) -> str:

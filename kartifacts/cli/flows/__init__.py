@@ -6,6 +6,7 @@ from kartifacts.cli.flows.asking import explain_key
 from kartifacts.cli.flows.consuming import fetch, gc, listing, status, verify
 from kartifacts.cli.flows.producing import build, import_checksums, lock, publish
 from kartifacts.cli.flows.selecting import Selection
+from kartifacts.cli.flows.wheel import wheel, write_index
 
 __all__ = [
     "Selection",
@@ -19,4 +20,6 @@ __all__ = [
     "publish",
     "status",
     "verify",
+    "wheel",
+    "write_index",
 ]
