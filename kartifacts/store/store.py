@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kartifacts.errors import StoreError
 from kartifacts.files import locking
-from kartifacts.files.faults import free_bytes, store_error, storing
+from kartifacts.files.faults import free_bytes, once_more, store_error, storing
 from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.store import upkeep
@@ -33,15 +33,20 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._base = root / "v1"
+        self._entries = str(self._base / "sha256")
         self._trusted = False
         self._made: set[Path] = set()
+        self._filled: set[str] = set()  # directories of entries, as `_made`
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"
 
     def path(self, digest: Digest, suffix: str = "") -> Path:
         """Where an entry is or would be."""
-        return self._base / "sha256" / digest[:2] / (digest + suffix)
+        return Path(self._place(digest, suffix))
+
+    def _place(self, digest: Digest, suffix: str) -> str:
+        return f"{self._entries}/{digest[:2]}/{digest}{suffix}"
 
     # -- reading: writes nothing -------------------------------------------------------------------------------------
 
@@ -51,27 +56,34 @@ class Store:
         Raises:
             StoreError: the store cannot be read or cannot be trusted.
         """
-        path = self.path(digest, suffix)
+        return self.path(digest, suffix) if self.holds(digest, size, suffix) else None
+
+    def holds(self, digest: Digest, size: int, suffix: str = "") -> bool:
+        """Whether `find` finds an entry."""
+        place = self._place(digest, suffix)
         try:
-            found = os.lstat(path)
+            found = os.lstat(place)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return False
         except OSError as error:
-            raise store_error(error, "read", path) from error
+            raise store_error(error, "read", Path(place)) from error
         self._check()
         reason = unfit(found, size)
         if reason:
-            log.warning("%s is not used: %s", path, reason)
-            return None
-        return path
+            log.warning("%s is not used: %s", place, reason)
+        return not reason
 
     def read(self, digest: Digest, size: int) -> bytes | None:
         """The content of a small entry, its hash checked; None if the store does not hold it undamaged."""
         path = self.find(digest, size)
         if path is None:
             return None
-        with storing("read", path):
-            data = path.read_bytes()
+        try:
+            data = once_more(path.read_bytes)
+        except FileNotFoundError:  # removed since it was found, as by a gc; it can be had again
+            return None
+        except OSError as error:
+            raise store_error(error, "read", path) from error
         if sha256(data) == digest:
             return data
         log.warning("%s is damaged: its content has sha256 %s", path, sha256(data))
@@ -122,9 +134,12 @@ class Store:
             batch.close()
 
     def _begin(self, digest: Digest, size: int, suffix: str) -> Writer:
-        path = self.path(digest, suffix)
-        self._make(path.parent, need=size)
-        return Writer(path, digest, size, quarantine=self.quarantine)
+        place = self._place(digest, suffix)
+        directory = os.path.dirname(place)
+        if directory not in self._filled or not os.path.isdir(directory):
+            self._make(Path(directory), need=size)
+            self._filled.add(directory)
+        return Writer(place, digest, size, quarantine=self.quarantine)
 
     def put(self, digest: Digest, data: bytes, suffix: str = "") -> Path:
         """Write one entry from memory."""

@@ -9,17 +9,21 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 from kartifacts.errors import StoreError, VerificationError
-from kartifacts.files.faults import storing
+from kartifacts.files.faults import store_error, storing
 from kartifacts.model.digest import Digest
 
 log = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = ".tmp-"  # in the entry's own directory, so that linking never crosses a mount
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EISDIR, errno.EINVAL, errno.ENOSYS, errno.ENOENT)
+_NO_MODES = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+_NO_FLUSH = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
+_PIECE = 1 << 20
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -64,16 +68,20 @@ class Spool:
 class Writer:
     """Receives the bytes of one entry; `install` gives it its name, `close` without it leaves nothing."""
 
-    def __init__(self, path: Path, digest: Digest, size: int, *, quarantine: Callable[[Path], Path]) -> None:
-        self.path = path
+    def __init__(self, place: str, digest: Digest, size: int, *, quarantine: Callable[[Path], Path]) -> None:
+        self._place = place  # a str, as its parts are: thousands of these are made in a second
         self.digest = digest
         self.size = size
         self.written = 0
         self._quarantine = quarantine
         self._hash = hashlib.sha256()
         self._name: str | None = None  # of the temporary file, where it needs one
-        with storing("write into", path.parent, need=size):
+        with storing("write into", self.path.parent, need=size):
             self._descriptor = self._open()
+
+    @property
+    def path(self) -> Path:
+        return Path(self._place)
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
         """Take the next bytes.
@@ -84,8 +92,10 @@ class Writer:
         """
         if self.written + len(piece) > self.size:
             raise self._wrong(f"more than {self.size} bytes")
-        with storing("write", self.path, need=self.size - self.written):
+        try:
             write_all(self._descriptor, piece)
+        except OSError as error:
+            raise self._fault(error) from error
         self._hash.update(piece)
         self.written += len(piece)
 
@@ -101,29 +111,39 @@ class Writer:
             raise self._wrong(f"{self.written} bytes")
         if self._hash.hexdigest() != self.digest:
             raise self._wrong(f"sha256 {self._hash.hexdigest()}")
-        with storing("write", self.path, need=self.size):
+        try:
             os.fchmod(self._descriptor, 0o444)
+        except OSError as error:
+            if error.errno not in _NO_MODES:  # whoever looks the entry up judges by the mode that it has
+                raise self._fault(error) from error
 
     def flush(self) -> None:
         """Have the bytes on the disk before a name leads to them.
 
         The name itself is not flushed: after a crash it may be gone, and the entry is fetched again.
         """
-        with storing("write", self.path, need=self.size):
+        try:
             os.fsync(self._descriptor)
+        except OSError as error:
+            if error.errno not in _NO_FLUSH:
+                raise self._fault(error) from error
 
     def flush_all(self) -> bool:
         """Have everything on the disk that was written to this file system; False where that cannot be done at once."""
-        with storing("write", self.path, need=self.size):
+        try:
             return _flush_file_system(self._descriptor)
+        except OSError as error:
+            raise self._fault(error) from error
 
     def link(self) -> None:
         """Link the file to its name; a name that is taken by the same content is left alone."""
-        with storing("write", self.path, need=self.size):
+        try:
             for _ in range(3):
                 if self._linked() or self._winner_is_good():
                     return
-        raise StoreError(f"cannot write {str(self.path)!r}: something wrong is put there again and again")
+        except OSError as error:
+            raise self._fault(error) from error
+        raise StoreError(f"cannot write {self._place!r}: something wrong is put there again and again")
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -133,6 +153,9 @@ class Writer:
             except OSError as error:
                 log.debug("removing %s: %s", self._name, error)
 
+    def _fault(self, error: OSError) -> StoreError:
+        return store_error(error, "write", self.path, need=self.size)
+
     def _wrong(self, actual: str) -> VerificationError:
         expected = f"{self.size} bytes with sha256 {self.digest}"
         return VerificationError(
@@ -140,52 +163,73 @@ class Writer:
         )
 
     def _open(self) -> int:
-        try:
-            if not os.path.isdir("/proc/self/fd"):
-                raise OSError(errno.ENOSYS, "no /proc to link a nameless file from")
-            return os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-        self._name = str(self.path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}")
+        if _can_link_nameless():
+            try:
+                return os.open(os.path.dirname(self._place), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE:
+                    raise
+        return self._open_named()
+
+    def _open_named(self) -> int:
+        directory = os.path.dirname(self._place)
+        self._name = f"{directory}/{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
         return os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _linked(self) -> bool:
         """Give the file its name; False if the name is taken."""
         try:
             if self._name is None:
-                self._link_nameless()
+                # linkat, which alone follows the link in /proc, is what Python calls if there are directories; with
+                # absolute paths their descriptors do not matter.
+                link = f"/proc/self/fd/{self._descriptor}"
+                os.link(link, self._place, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
             else:
-                os.link(self._name, self.path, follow_symlinks=False)
+                os.link(self._name, self._place, follow_symlinks=False)
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINK or self._name is None:
+            if self._name is None and error.errno in (*_NO_LINK, *_NO_TMPFILE, errno.EXDEV):
+                self._take_name()
+                return self._linked()
+            if self._name is None or error.errno not in _NO_LINK:
                 raise
             # No hard links here (FAT, some network mounts).  A rename would replace, so look first; losing that race
             # replaces an entry by its like, and whoever has the old one mapped keeps it.
-            if os.path.lexists(self.path):
+            if os.path.lexists(self._place):
                 return False
-            os.rename(self._name, self.path)
+            os.rename(self._name, self._place)
             self._name = None
         return True
 
-    def _link_nameless(self) -> None:
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:  # only with a directory given does os.link follow the link in /proc, as linkat has to
-            os.link(f"/proc/self/fd/{self._descriptor}", self.path.name, dst_dir_fd=directory)
+    def _take_name(self) -> None:
+        """Copy a nameless file that this file system will not link after all into one that has a name."""
+        nameless = self._descriptor
+        self._descriptor = self._open_named()
+        try:
+            at = 0
+            while piece := os.pread(nameless, _PIECE, at):
+                write_all(self._descriptor, piece)
+                at += len(piece)
         finally:
-            os.close(directory)
+            os.close(nameless)
+        self.seal()
+        self.flush()
 
     def _winner_is_good(self) -> bool:
         try:
-            reason = unfit(os.lstat(self.path), self.size)
+            reason = unfit(os.lstat(self._place), self.size)
         except FileNotFoundError:
             return False
         if reason:
-            log.warning("%s is damaged and is moved away: %s", self.path, reason)
+            log.warning("%s is damaged and is moved away: %s", self._place, reason)
             self._quarantine(self.path)
         return not reason
+
+
+@cache
+def _can_link_nameless() -> bool:
+    return os.path.isdir("/proc/self/fd")
 
 
 class Batch:
@@ -230,14 +274,22 @@ class Batch:
 
 def _flush_file_system(descriptor: int) -> bool:
     """Flush the file system that an open file is on; False where that cannot be done."""
-    import ctypes
-
-    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    syncfs = _syncfs()
     if syncfs is None:
         return False
     if syncfs(descriptor) != 0:
+        import ctypes
+
         failed = ctypes.get_errno()
-        if failed not in (errno.ENOSYS, errno.EINVAL):
+        if failed not in _NO_FLUSH:
             raise OSError(failed, os.strerror(failed))
         return False
     return True
+
+
+@cache
+def _syncfs() -> Callable[[int], int] | None:
+    import ctypes
+
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return found
