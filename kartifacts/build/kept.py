@@ -10,8 +10,10 @@ import errno
 import logging
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,10 @@ def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel 
     with storage_errors(workspace, "read"):
         check_owner(workspace)
     home = folder(workspace, spec)
-    places = [home / key] if key is not None else sorted(_entries(home), key=_age)
+    if key is None:
+        places: Iterable[Path] = sorted(_entries(home), key=_age)
+    else:  # its place, then those beside it; only looked for if need be
+        places = chain([home / key], (place for place in _entries(home) if place.name.startswith(f"{key}.")))
     return next((kernel for place in places if (kernel := _usable(place, spec)) is not None), None)
 
 
@@ -95,11 +100,9 @@ def _usable(place: Path, spec: Spec) -> BuiltKernel | None:
     return None
 
 
-def _entries(home: Path) -> list[Path]:
-    try:
-        return list(home.iterdir())
-    except OSError:  # whatever keeps it from being read, a new build may still be put there
-        return []
+def _entries(home: Path) -> Iterator[Path]:
+    with suppress(OSError):  # whatever keeps it from being read, a new build may still be put there
+        yield from sorted(home.iterdir())
 
 
 def _age(place: Path) -> float:
@@ -175,10 +178,10 @@ def _settle(staged: Path, place: Path, spec: Spec) -> Path:
         return place
     try:
         read(place, spec)
-    except (VerificationError, OSError):
-        try:  # damaged: out of the way with it, where a process that has mapped it is not disturbed
-            os.rename(place, staged.with_name(f"{staged.name}.damaged"))
-        except FileNotFoundError:  # on a network file system the winner may stay invisible for a minute
-            place = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
+    except FileNotFoundError:  # on a network file system the winner may stay invisible for a minute
+        place = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
+        os.rename(staged, place)
+    except (VerificationError, OSError):  # out of the way with it, where a process that mapped it is not disturbed
+        os.rename(place, staged.with_name(f"{staged.name}.damaged"))
         os.rename(staged, place)
     return place

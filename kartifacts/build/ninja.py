@@ -1,6 +1,6 @@
 """Runs compile and link steps through ninja, tells of each one that is done, and says what went wrong in one line.
 
-No step outlives the call: whatever ends it, ninja is told to stop and takes its compilers with it.
+No step outlives the call: whatever ends it, be it SIGKILL, ninja is told to stop and takes its compilers with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,17 @@ _ENDED = "@ended@ "  # begins the line that ninja prints when a step has ended, 
 _DONE = "@done@ "  # begins the line that a step prints when it has succeeded
 _FAILED = re.compile(r"FAILED: (?:\[code=(-?\d+)\] )?(\S+)")
 _GRACE = 10.0  # seconds that ninja has to stop its compilers
+# Runs ninja for as long as somebody holds the other end of its standard input, which the operating system closes when
+# we die.  (A signal at the parent's death would come when the thread that started it ends, and needs code after fork.)
+_WATCHED = """\
+exec 3<&0
+"$@" </dev/null 3<&- & ninja=$!
+(read -r _ <&3; kill -TERM $ninja) >/dev/null 2>&1 & watcher=$!
+exec 3<&-
+wait $ninja; status=$?
+kill $watcher 2>/dev/null; wait $watcher 2>/dev/null
+exit $status
+"""
 
 
 @dataclass(frozen=True)
@@ -76,22 +89,22 @@ def run(
     program = find(settings)
     with storage_errors(folder):
         make_directory(folder)
-        (folder / "build.ninja").write_text(script(steps, folder))
+        (folder / "build.ninja").write_bytes(_encoded(script(steps, folder)))
     environ = {**environment(settings), "NINJA_STATUS": _ENDED}
     command = [str(program), "-j", str(jobs)]
     try:
         process = subprocess.Popen(
-            command,
+            ["/bin/sh", "-c", _WATCHED, "sh", *command],
             cwd=folder,
             env=environ,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            encoding=sys.getfilesystemencoding(),
+            errors="surrogateescape",
             start_new_session=True,  # Ctrl-C reaches us alone, and we tell ninja
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise BuildError(f"ninja does not start: {error}", command=shlex.join(command)) from error
     try:
         assert process.stdout is not None
@@ -105,15 +118,16 @@ def run(
 
 def _stop(process: subprocess.Popen[str]) -> None:
     """End ninja if it still runs; on SIGTERM it ends its compilers too, which live in process groups of their own."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
     if process.poll() is None:
-        process.terminate()
         try:
             process.wait(_GRACE)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    process.stdout.close()
 
 
 def find(settings: Settings) -> Path:
@@ -156,6 +170,14 @@ def script(steps: Iterable[Step], folder: Path) -> str:
 
 def _name(path: Path, folder: Path) -> str:
     return os.path.relpath(path, folder)
+
+
+def _encoded(text: str) -> bytes:
+    """As the file system spells it; where the locale cannot spell a name, as UTF-8."""
+    try:
+        return os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
 
 
 def _value(text: str) -> str:
@@ -217,7 +239,7 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
     """The error for a step that failed: the compiler's first real complaint, with the command and the full log."""
     log = str(logs / f"{step.name}.log")
     try:
-        replace_file(Path(log), f"$ {step.shell}\n{text}\nexit status {status}\n".encode())
+        replace_file(Path(log), _encoded(f"$ {step.shell}\n{text}\nexit status {status}\n"))
     except StoreError as error:  # what the compiler says matters more
         log = f"not written: {error.message}"
     first = _first_error(text)

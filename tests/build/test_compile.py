@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +255,8 @@ def test_a_kept_kernel_whose_record_is_malformed_counts_as_none_and_is_built_aga
         plants[fault]()
     assert kept.find(settings.workspace, spec) is None
     [again] = compile_specs([spec], settings).kernels
-    assert (again.path, again.sha256) == (built.path, built.sha256)
+    assert again.sha256 == built.sha256
+    assert (again.path == built.path) is (fault != "gone")  # which a network disk may only not show yet
     assert kept.find(settings.workspace, spec, again.key) == again
 
 
@@ -545,6 +548,103 @@ def test_an_interrupt_leaves_no_compiler_and_no_half_output(
     assert not files_in(watched.workspace / "staging")
 
 
+@contextlib.contextmanager
+def ended(*processes: int) -> Iterator[None]:
+    """Sees to it that processes which run now have ended soon after the block."""
+    handles = [os.pidfd_open(process) for process in processes]
+    yield
+    for handle in handles:
+        ready, _, _ = select.select([handle], [], [], 30)
+        os.close(handle)
+        assert ready, "a process is still running"
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_no_compiler_outlives_the_process_that_started_it(
+    stuck_build: tuple[subprocess.Popen[bytes], int], number: signal.Signals
+) -> None:
+    process, hanging = stuck_build
+    family = [hanging]
+    while family[-1] != process.pid:  # the compiler's shell, ninja, and what watches over it
+        family.append(parent(family[-1]))
+    assert len(family) > 3
+    with ended(*family):
+        process.send_signal(number)
+        process.wait(30)
+
+
+@pytest.mark.parametrize("part", ["workspace", "library", "compiler"])
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_names_that_the_locale_cannot_spell_are_built_in_or_refused_in_a_sentence(
+    tmp_path: Path, root: Path, part: str, locale: str
+) -> None:
+    """A locale of ASCII alone, or bytes that are no UTF-8: what old containers and network shares have."""
+    odd = os.fsencode(tmp_path) + b"/\xff \xc3\xa9$:'|"
+    os.mkdir(odd)
+    library = odd + b"/lib" if part == "library" else os.fsencode(root)
+    if part == "library":
+        shutil.copytree(root, os.fsdecode(library))
+    real = shutil.which("g++")
+    assert real is not None
+    os.symlink(real, odd + b"/g++")
+    code = """
+import sys
+from pathlib import Path
+from kartifacts import config
+from kartifacts.build.compile import compile_specs
+from kartifacts.build.library import open_library
+from kartifacts.model.arch import parse_arch
+spec = open_library(Path(sys.argv[1]), "odd").spec("answer", {"size": "small"}, parse_arch(sys.argv[2]))
+for again in (False, True):
+    build = compile_specs([spec], config.read())
+    print(len(build.kernels), build.report["compiled"])
+"""
+    environ = {
+        b"PATH": os.fsencode(os.environ["PATH"]),
+        b"HOME": os.fsencode(tmp_path),
+        b"KARTIFACTS_WORKSPACE": odd + b"/w" if part == "workspace" else os.fsencode(tmp_path / "w"),
+        b"KARTIFACTS_CXX": odd + b"/g++" if part == "compiler" else os.fsencode(real),
+        b"LC_ALL": locale.encode(),
+        b"PYTHONUTF8": b"0",
+        b"PYTHONCOERCECLOCALE": b"0",
+    }
+    command = [os.fsencode(sys.executable), b"-c", code.encode(), library, str(CPU).encode()]
+    done = subprocess.run(command, env=environ, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [b"1", b"2", b"1", b"0"]
+
+
+def test_a_source_that_the_locale_cannot_spell_is_a_typed_error(root: Path, tmp_path: Path) -> None:
+    declared = OP_TOML.replace("answer_cpu.cpp", "answer_\u00e9.cpp")
+    (root / "demo/op.toml").write_text(declared, encoding="utf-8")
+    (root / "demo/answer_cpu.cpp").rename(root / "demo/answer_\u00e9.cpp")
+    code = """
+import sys
+from pathlib import Path
+from kartifacts import config
+from kartifacts.build.compile import compile_specs
+from kartifacts.build.library import open_library
+from kartifacts.errors import ConfigError
+from kartifacts.model.arch import parse_arch
+try:
+    spec = open_library(Path(sys.argv[1])).spec("answer", {"size": "small"}, parse_arch(sys.argv[2]))
+except ConfigError as error:
+    print("refused:", ascii(str(error)))
+else:
+    print("built", len(compile_specs([spec], config.read()).kernels))
+"""
+    base = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "KARTIFACTS_WORKSPACE": str(tmp_path / "w")}
+    for locale, answer in (("C", "refused: "), ("C.UTF-8", "built 1")):
+        environ = {**base, "LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        command = [sys.executable, "-c", code, str(root), str(CPU)]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.stdout.startswith(answer), (done.stdout, done.stderr)
+
+
 def test_a_killed_build_goes_on_where_it_was_and_its_remains_are_removed(
     stuck_build: tuple[subprocess.Popen[bytes], int],
     watched: Settings,
@@ -552,13 +652,13 @@ def test_a_killed_build_goes_on_where_it_was_and_its_remains_are_removed(
     compiler: Compiler,
 ) -> None:
     process, hanging = stuck_build
-    process.kill()
-    process.wait(30)
+    with ended(hanging):
+        process.kill()
+        process.wait(30)
     assert list((watched.workspace / "staging").iterdir())
     before = compiler.compiled
     compiler.misbehave("")
     build = compile_specs(demo.specs([], [CPU])[0], watched)
-    os.kill(hanging, signal.SIGKILL)
     assert [answer_of(kernel.path) for kernel in build.kernels] == [7, 7000]
     assert compiler.compiled[len(before) :] == ["demo/answer_cpu.cpp"]  # the one that hung
     assert not list((watched.workspace / "staging").iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from kartifacts.build.workspace import replace_file
 from kartifacts.config import Settings
 from kartifacts.errors import KartifactsError, StoreError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import canonical_json, sha256, strict_json
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ _DROPPED = (
     "SUNPRO_DEPENDENCIES", "GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN",
     "MAKEFLAGS", "NINJA_STATUS",
 )  # fmt: skip
+_MAX_RECORD = 1 << 20  # bytes
 _TIMEOUT = 30.0  # seconds that a tool may take to say its version
 
 Facts = dict[str, str]
@@ -77,7 +78,7 @@ def remembered(
         answer: gives the facts, and further files that they depend on.
     """
     tools = tuple(tools)
-    name = sha256(canonical_json([question, [str(tool) for tool in tools]]))
+    name = sha256(canonical_json([question, [ascii(str(tool)) for tool in tools]]))
     record = settings.workspace / "toolchains" / f"{name}.json"
     facts = _recalled(record)
     if facts is None:
@@ -85,18 +86,18 @@ def remembered(
         stamps = {str(path): _stamp(str(path)) for path in (*tools, *more)}
         try:
             replace_file(record, canonical_json({"facts": facts, "stamps": stamps}))
-        except StoreError as error:
-            log.debug("the facts about %s are not kept: %s", tools[0], error.message)
+        except (StoreError, UnicodeEncodeError) as error:  # JSON holds no path that is not text
+            log.debug("the facts about %s are not kept: %s", tools[0], error)
     return facts
 
 
 def _recalled(record: Path) -> Facts | None:
     """The facts in `record`; None if there are none that still hold."""
     try:
-        kept = strict_json(record.read_bytes(), what=str(record))
+        kept = strict_json(read_regular(record, _MAX_RECORD), what=str(record))
         if all(_stamp(path) == stamp for path, stamp in kept["stamps"].items()):
             return {str(name): str(value) for name, value in kept["facts"].items()}
-    except (OSError, KartifactsError, KeyError, TypeError, AttributeError, json.JSONDecodeError):
+    except (OSError, KartifactsError, KeyError, TypeError, AttributeError, ValueError):
         pass
     return None
 
