@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from kartifacts.errors import StoreError
 
 STORE, WORKSPACE = "KARTIFACTS_STORE", "KARTIFACTS_WORKSPACE"  # the setting that would help
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+_T = TypeVar("_T")
+
+
+def once_more(call: Callable[[], _T]) -> _T:
+    """The result of `call`, which is called again where a network file system says that it knew an older file."""
+    for _ in range(3):
+        try:
+            return call()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return call()
 
 
 @contextmanager
