@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Version = tuple[int, ...]
+_MAX_NAME = 256  # bytes of the name of a symbol version
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def defined_versions(image: mmap.mmap | bytes) -> list[str]:
         raise ValueError("not a 64-bit little-endian ELF file")
     (table,) = _unpack("<Q", image, 0x28)
     size, count = _unpack("<HH", image, 0x3A)
+    left = len(image) // 20  # records that there can be: crafted ones overlap
     names = []
     for index in range(count):
         _, kind, _, _, offset, _, link, entries, _, _ = _unpack("<IIQQQQIIQQ", image, table + index * size)
@@ -218,9 +220,12 @@ def defined_versions(image: mmap.mmap | bytes) -> list[str]:
             continue
         (strings,) = _unpack("<Q", image, table + link * size + 24)
         for _ in range(entries):
+            left -= 1
+            if left < 0:
+                raise ValueError("its version definitions overlap")
             first, step = _unpack("<12xII", image, offset)
             start = min(strings + _unpack("<I", image, offset + first)[0], len(image))
-            names.append(image[start : image.find(b"\0", start)].decode("ascii", "replace"))
+            names.append(bytes(image[start : start + _MAX_NAME]).partition(b"\0")[0].decode("ascii", "replace"))
             if step == 0:
                 break
             offset += step
