@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -17,7 +18,10 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     if not path.is_dir():
         if path != path.parent:
             make_directory(path.parent)
-        path.mkdir(mode, exist_ok=True)
+        try:
+            path.mkdir(mode, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
 def check_trusted(path: Path, *, setting: str = STORE) -> None:

@@ -227,7 +227,41 @@ def test_a_lock_file_left_behind_means_nothing(settings: Settings, make_spec: Ma
     assert answer_of(build_one(spec, settings).path) == 7
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EACCES, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("plant", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_what_lies_in_the_place_of_a_lock_costs_one_warning(
+    settings: Settings,
+    make_spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    plant: Callable[[Path], None],
+) -> None:
+    spec = make_spec()
+    lock = settings.workspace / "locks" / spec.key(find("cxx", settings).fingerprint)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    plant(lock)
+    monkeypatch.setattr(locking, "_warned", set())
+    assert answer_of(build_one(spec, settings).path) == 7
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    assert os.path.lexists(lock)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_no_directory_for_locks_costs_one_warning(
+    settings: Settings,
+    make_spec: MakeSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    settings.workspace.mkdir(parents=True, exist_ok=True)
+    locks = settings.workspace / "locks"
+    locks.touch() if kind == "file" else locks.symlink_to("nowhere")
+    monkeypatch.setattr(locking, "_warned", set())
+    assert answer_of(build_one(make_spec(), settings).path) == 7
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EACCES, errno.EOPNOTSUPP, errno.EIO, errno.ESTALE])
 def test_a_file_system_without_locks_costs_one_warning(
     settings: Settings,
     make_spec: MakeSpec,
@@ -245,6 +279,23 @@ def test_a_file_system_without_locks_costs_one_warning(
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert os.strerror(code) in warnings[0].getMessage()
+
+
+def test_the_locks_of_a_workspace_on_a_network_file_system_are_this_nodes(
+    settings: Settings, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    monkeypatch.setattr(locking, "network_kind", lambda mounts, device: "lustre")
+    monkeypatch.setattr(locking, "_NODE_LOCAL", (node,))
+    seen: list[str] = []
+
+    def look(done: int, total: int, title: str) -> None:
+        seen.extend(path.name for path in node.rglob("*") if path.is_file())
+
+    built = build_one(make_spec(), settings, progress=look)
+    assert set(seen) == {built.key}
+    assert not list((settings.workspace / "locks").iterdir())
 
 
 # -- several at once, without a lock -----------------------------------------------------------------------------------

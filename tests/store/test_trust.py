@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kartifacts.errors import StoreError
-from kartifacts.files.trust import check_trusted
+from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.digest import sha256
 from kartifacts.store import Store
 
@@ -78,6 +78,42 @@ def test_links_of_ones_own_are_followed_and_what_they_lead_to_is_looked_at(tmp_p
     (tmp_path / "disk").chmod(0o777)
     with pytest.raises(StoreError, match="disk"):
         check_trusted(link / "store")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_what_we_make_ourselves_can_be_trusted_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = Store(tmp_path / "cache" / "kartifacts" / "store")  # where not even the cache is there yet
+        store.put(DIGEST, CONTENT)
+        with store.lock("job") as held, store.spool(10):
+            assert held
+        make_directory(tmp_path / "other" / "workspace")
+    finally:
+        os.umask(before)
+    assert Store(store.root).find(DIGEST, len(CONTENT)) is not None
+    check_trusted(tmp_path / "other" / "workspace")
+    for path in (*(tmp_path / "cache").rglob("*"), *(tmp_path / "other").rglob("*")):
+        assert not path.stat().st_mode & 0o022, path
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o1775, 0o777])
+def test_a_place_into_which_others_can_put_something_is_refused_even_if_sticky(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace").chmod(mode)
+    (tmp_path / "link").symlink_to("workspace")
+    for path in (tmp_path / "workspace", tmp_path / "link"):
+        with pytest.raises(StoreError, match="workspace' may be written by other users") as caught:
+            check_trusted(path, setting="KARTIFACTS_WORKSPACE")
+        assert "KARTIFACTS_WORKSPACE" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("file", ["/dev/null", "/proc/version"])
+def test_a_file_on_the_way_is_no_matter_of_trust(file: str) -> None:
+    check_trusted(Path(file) / "below" / "store")
+    assert Store(Path(file) / "store").find(DIGEST, 1) is None
+    with pytest.raises(StoreError, match=r"cannot make .*Not a directory"):
+        Store(Path(file) / "store").put(DIGEST, CONTENT)
 
 
 def test_a_loop_of_links_is_an_error_and_no_hang(tmp_path: Path) -> None:
