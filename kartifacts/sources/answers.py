@@ -114,9 +114,7 @@ def innermost(error: BaseException) -> str:
     for _ in range(10):
         if reason is None:
             break
-        if isinstance(reason, OSError) and reason.strerror:
-            text = reason.strerror
-        elif isinstance(reason, http.client.HTTPException):
-            text = str(reason)[:200] or type(reason).__name__
+        if isinstance(reason, (OSError, http.client.HTTPException)):
+            text = getattr(reason, "strerror", None) or str(reason)[:200] or type(reason).__name__
         reason = reason.__cause__ or reason.__context__
     return text or type(error).__name__

@@ -65,7 +65,12 @@ class Breaker:
         with self._guard:
             now = self._clock()
             if now < self._hold_until:
-                raise self._on_hold(now)
+                asked_in_vain = self._throttled_since is not None and now - self._throttled_since > PATIENCE
+                raise SourceError(
+                    f"{self._name} asked for a pause that is not over yet",
+                    permanent=asked_in_vain,
+                    retry_after=self._hold_until - now,
+                )
             if self._disappointments >= FAILURES and now >= self._shut_until:
                 self._shut_until = now + self._cool_down()  # this request tries; the others go on not asking
                 self._probes += 1
@@ -130,10 +135,3 @@ class Breaker:
 
     def _is_open(self) -> bool:
         return self._weight >= FAILURES * self._tries and self._last - self._since >= self._grace
-
-    def _on_hold(self, now: float) -> SourceError:
-        left = self._hold_until - now
-        asked_in_vain = self._throttled_since is not None and now - self._throttled_since > PATIENCE
-        return SourceError(
-            f"{self._name} asked for a pause, {left:.1f} s of which are left", permanent=asked_in_vain, retry_after=left
-        )

@@ -87,14 +87,16 @@ class HttpSource:
 
     def ask(self, address: Address, headers: dict[str, str]) -> tuple[Answer, Address]:
         """GET `address`, following redirects; gives the answer and the address it came from."""
-        due = time.monotonic() + self.settings.read_timeout
+        due = time.monotonic() + self.settings.connect_timeout + self.settings.read_timeout
         for _ in range(MAX_REDIRECTS + 1):
-            answer = self._get(address, headers, due)
+            answer = self._get(address, headers)
             if answer.status not in REDIRECTS:
                 return answer, address
             location = answer.headers.get("Location", "")
             self.discard(answer)
             address = _redirected(address, location)
+            if time.monotonic() > due:
+                raise SourceError(f"{shown(address.url)}: the redirects to it took too long")
         raise SourceError(f"{shown(address.url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
 
     def release(self, answer: Answer) -> None:
@@ -113,7 +115,7 @@ class HttpSource:
                 log.debug("the rest of an answer: %s", error)
         self.release(answer)
 
-    def _get(self, address: Address, headers: dict[str, str], due: float) -> Answer:
+    def _get(self, address: Address, headers: dict[str, str]) -> Answer:
         login = self._login(address)
         lines = {**headers, "Authorization": basic(login)} if login else headers
         connection = self._pool.take(address.origin)
@@ -121,7 +123,7 @@ class HttpSource:
             used = connection is not None
             connection = connection or self._connect(address)
             try:
-                return connection.get(address, lines, seconds=due - time.monotonic())
+                return connection.get(address, lines, seconds=self.settings.read_timeout)
             except Broken as error:
                 connection.close()
                 if used and not isinstance(error, TimeoutError):  # the mirror had just closed it

@@ -59,7 +59,6 @@ class Resumed(Pieces):
         with _Reported(self._source.breaker) as request:
             self._began = request.began
             self._open()
-            self._source.breaker.answered(request.began)
 
     def close(self) -> None:
         if self._answer is not None:
@@ -196,14 +195,13 @@ class _Reported:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if not isinstance(error, SourceError):
-            return
-        if error.missing:
-            self._breaker.answered(self.began)
-        elif error.retry_after is not None:
+        unanswered = isinstance(error, NoConnection)
+        if isinstance(error, SourceError) and error.retry_after is not None:
             self._breaker.pause(error.retry_after)
-        elif isinstance(error, NoConnection) or not error.permanent:
-            self._breaker.failed(self.began, error.message, unanswered=isinstance(error, NoConnection))
+        elif isinstance(error, SourceError) and (unanswered or not error.permanent):
+            self._breaker.failed(self.began, error.message, unanswered=unanswered)
+        elif error is None or isinstance(error, (SourceError, VerificationError)):
+            self._breaker.answered(self.began)
 
 
 def _broke_off(error: Exception) -> str:

@@ -82,8 +82,6 @@ def test_plain_http_goes_by_the_proxy_and_a_password_in_it_to_nobody_else(
     proxy = mirror.url.replace("//", "//me:hunter2@")
     for number in range(2):
         source = HttpSource(f"http://mirror{number}.invalid/a", settings(environ={"http_proxy": proxy}))
-        mirror.prefix = f"http://mirror{number}.invalid/a"
-        mirror.order(faults.ignore_range(), times=0)
         with pytest.raises(SourceError) as caught:
             read(source, digest, len(content))
         assert caught.value.missing  # this proxy holds nothing of that name
@@ -140,6 +138,16 @@ def test_https_goes_through_the_proxy_and_is_checked_at_the_other_end(
     assert not {"proxy-authorization", "authorization"} & set(encrypted.requests[0].headers)
     with pytest.raises(SourceError, match="certificate is not trusted"):
         read(HttpSource("https://other.invalid", settings(environ=environ)), digest, len(content))
+
+
+def test_a_proxy_that_speaks_tls_carries_plain_http_and_says_that_it_cannot_carry_https(
+    encrypted: Mirror, settings: Make, certificate: Path, digest: Digest, content: bytes
+) -> None:
+    by_tls = {"ALL_PROXY": f"https://localhost:{encrypted.port}", "SSL_CERT_FILE": str(certificate)}
+    assert read(HttpSource("http://mirror.invalid", settings(environ=by_tls)), digest, len(content)) == content
+    assert encrypted.requests[0].path == f"http://mirror.invalid/blobs/sha256/{digest}"
+    with pytest.raises(SourceError, match="cannot carry https"):
+        read(HttpSource("https://mirror.invalid", settings(environ=by_tls)), digest, len(content))
 
 
 def test_an_exempt_host_is_asked_directly(
