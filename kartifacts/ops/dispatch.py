@@ -114,11 +114,13 @@ def _torch_call(op: Op, function: Call) -> Call:
     torch = sys.modules["torch"]
 
     def call(*arguments: Any) -> None:
-        if arguments[0].requires_grad and torch.is_grad_enabled():
-            raise InputError(
-                f"{op.name}: x requires a gradient, and this op records none",
-                hint="call it under torch.no_grad() or torch.inference_mode(), or pass x.detach()",
-            )
+        if torch.is_grad_enabled():
+            for name, value in zip(op.arguments, arguments, strict=False):
+                if getattr(value, "requires_grad", False):
+                    raise InputError(
+                        f"{op.name}: {name} requires a gradient, and this op records none",
+                        hint=f"call it under torch.no_grad() or torch.inference_mode(), or pass {name}.detach()",
+                    )
         try:
             function(*arguments)  # on the current stream of the tensors' device, which tvm_ffi asks torch for
         except (BufferError, RuntimeError, TypeError, ValueError) as error:

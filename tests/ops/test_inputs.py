@@ -235,7 +235,8 @@ def test_a_module_s_weight_is_taken_as_it_is(torch: Any) -> None:
     layer = torch.nn.LayerNorm(64)
     torch.nn.init.normal_(layer.weight)
     x = torch.randn(4, 64)
-    torch.testing.assert_close(ops.layernorm(x, layer.weight, layer.bias), layer(x))
+    with torch.no_grad():
+        torch.testing.assert_close(ops.layernorm(x, layer.weight, layer.bias), layer(x))
 
 
 @pytest.mark.torch
@@ -246,14 +247,27 @@ def test_an_expanded_tensor_gives_a_contiguous_one(torch: Any) -> None:
     torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (64,), eps=1e-6))
 
 
+CALLS: dict[str, tuple[Any, dict[str, tuple[int, ...]]]] = {
+    "rmsnorm": (ops.rmsnorm, {"x": (4, 64), "weight": (64,), "out": (4, 64)}),
+    "fused_add_rmsnorm": (ops.fused_add_rmsnorm, {"x": (4, 64), "residual": (4, 64), "weight": (64,)}),
+    "layernorm": (ops.layernorm, {"x": (4, 64), "weight": (64,), "bias": (64,), "out": (4, 64)}),
+    "silu_and_mul": (ops.silu_and_mul, {"x": (4, 64), "out": (4, 32)}),
+    "gelu_tanh_and_mul": (ops.gelu_tanh_and_mul, {"x": (4, 64), "out": (4, 32)}),
+}
+
+
 @pytest.mark.torch
-def test_a_gradient_that_would_be_lost_is_refused(torch: Any) -> None:
-    x, weight = torch.randn(4, 64, requires_grad=True), torch.ones(64)
-    with pytest.raises(InputError, match=r"^rmsnorm: x requires a gradient, and this op records none\nhint: "):
-        ops.rmsnorm(x, weight)
-    with torch.no_grad():
-        expected = ops.rmsnorm(x, weight)
-    torch.testing.assert_close(ops.rmsnorm(x.detach(), weight), expected)
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, (_, shapes) in CALLS.items() for name in shapes])
+def test_a_gradient_that_would_be_lost_is_refused_of_whatever_argument(torch: Any, op: str, name: str) -> None:
+    call, shapes = CALLS[op]
+    tensors = {each: torch.randn(shape) for each, shape in shapes.items()}
+    given = {**tensors, name: tensors[name].clone().requires_grad_()}
+    with pytest.raises(InputError, match=rf"^{op}: {name} requires a gradient, and this op records none\nhint: "):
+        call(**given)
+    call(**{**tensors, name: given[name].detach()})
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            call(**{each: value.clone().requires_grad_() for each, value in tensors.items()})
 
 
 @pytest.mark.torch
