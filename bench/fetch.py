@@ -1,263 +1,293 @@
 """What it costs to have many files fetched, verified and in place, beside the tools that are used for it today.
 
-    python bench/fetch.py [--data A,B] [--tree DIRECTORY] [--rounds 3] [--scratch DIRECTORY]
+    python bench/fetch.py [--data A,B] [--tree DIRECTORY] [--net loopback,wan,lossy] [--https] [--rounds 3]
 
-A = 2,000 files of 20-200 KB, B = 4 files of 256 MiB, C = the files below --tree (e.g. an unpacked flashinfer-cubin).
-One nginx on the loopback serves the files as they are and as a published release.  Each contender is a process of its
-own with an empty output directory; what does not verify by itself is followed by a sha256 of every file, in its time.
-Rounds are interleaved.  Wall seconds are noisy on a shared machine: read the ratios, and the CPU seconds.
+README.md says what is measured how.  Wall seconds are noisy on a shared machine: read the ratios, which are medians of
+the ratios within one round, and the CPU seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import importlib.util
+import json
 import multiprocessing
 import os
+import platform
 import random
-import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parent.parent
-PORT = 8471
-PEER_FLASHINFER = """
-# FlashInfer's algorithm: 4 threads, a request a file, the whole body in memory, everything verified at the end.
-import hashlib, os, sys
-from concurrent.futures import ThreadPoolExecutor
-import requests
-base, listed, out = sys.argv[1:4]
-rows = [line.split() for line in open(listed)]
-session = requests.Session()
-def fetch(row):
-    target = os.path.join(out, row[2])
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    answer = session.get(f"{base}/{row[2]}", timeout=30)
-    answer.raise_for_status()
-    with open(target + ".tmp", "wb") as file:
-        file.write(answer.content)
-    os.replace(target + ".tmp", target)
-with ThreadPoolExecutor(4) as pool:
-    list(pool.map(fetch, rows))
-for digest, _, name in rows:
-    with open(os.path.join(out, name), "rb") as file:
-        if hashlib.sha256(file.read()).hexdigest() != digest:
-            sys.exit(f"{name} is wrong")
-"""
-PEER_REQUESTS = PEER_FLASHINFER.replace("ThreadPoolExecutor(4)", "ThreadPoolExecutor(16)").replace(
-    "session = requests.Session()",
-    "session = requests.Session()\nsession.mount('http://', requests.adapters.HTTPAdapter(pool_maxsize=16))",
-)
-PEER_CURL = """
-import hashlib, os, subprocess, sys
-base, listed, out = sys.argv[1:4]
-rows = [line.split() for line in open(listed)]
-with open(os.path.join(out, "..", "curl.conf"), "w") as file:
-    for _, _, name in rows:
-        file.write(f'url = "{base}/{name}"\\noutput = "{os.path.join(out, name)}"\\n')
-quiet = ["-sf", "--no-progress-meter"]
-subprocess.run(["curl", "-Z", "--parallel-max", "16", *quiet, "--create-dirs", "-K", file.name], check=True)
-for digest, _, name in rows:
-    with open(os.path.join(out, name), "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-            sys.exit(f"{name} is wrong")
-"""
-PEER_ARIA = PEER_CURL.replace(
-    """file.write(f'url = "{base}/{name}"\\noutput = "{os.path.join(out, name)}"\\n')""",
-    """file.write(f"{base}/{name}\\n  out={name}\\n")""",
-).replace(
-    """["curl", "-Z", "--parallel-max", "16", *quiet, "--create-dirs", "-K", file.name]""",
-    """["aria2c", "-q", "-j16", "-x4", "-d", out, "-i", file.name]""",
-)
-PEER_POOCH = """
-import sys
-import pooch
-base, listed, out = sys.argv[1:4]
-rows = [line.split() for line in open(listed)]
-pooch.get_logger().setLevel("ERROR")
-box = pooch.create(path=out, base_url=base + "/", registry={name: "sha256:" + digest for digest, _, name in rows})
-for _, _, name in rows:
-    box.fetch(name)
-"""
-OURS = """
-import sys
-from kartifacts import config
-from kartifacts.cli import flows
-url, lock, store = sys.argv[1:4]
-settings = config.read({}, {"mirrors": url, "lock": lock, "store": store, "progress": "off"})
-flows.fetch(settings, flows.Selection(None, "", "", ()), out=None)
-"""
+import contenders
+import corpus
+import mirror
+import wan
+
+LOSS = {"wan": 0.0, "lossy": 1.0}  # percent each way
+TITLES = {"kartifacts": "kartifacts fetch", **{name: one.title for name, one in contenders.CONTENDERS.items()}}
+YARDSTICKS = ("flashinfer", "curl")
+RAW_BYTES = {"A": 220e6, "B": 1.1e9, "N": 270e6}
 
 
 class Run(NamedTuple):
     wall: float
-    cpu: float
-    memory: int  # MiB, of the largest process
+    cpu: float  # of the process and all whose end it waited for
+    memory: float  # MB, of the largest process
+    received: float  # MB, as the server counted them
+    requests: int
+
+
+class Case(NamedTuple):
+    data: str
+    net: str
+    scheme: str
+
+    def __str__(self) -> str:
+        return f"{self.data}, {self.net}, {self.scheme}"
+
+
+class Goal(NamedTuple):
+    data: str  # a name, or "" for all
+    net: str
+    field: str
+    limit: float
+    versus: str = ""  # the contender that the field is divided by
+
+    def __str__(self) -> str:
+        unit = f" x {TITLES[self.versus]}" if self.versus else " MB"
+        return f"{self.field} <= {self.limit:g}{unit}"
+
+
+GOALS = [
+    Goal("A", "loopback", "wall", 0.15, "flashinfer"),
+    Goal("A", "loopback", "wall", 1.0, "curl"),
+    Goal("B", "loopback", "wall", 1.1, "curl"),
+    Goal("C", "loopback", "wall", 0.15, "flashinfer"),
+    Goal("C", "loopback", "wall", 0.5, "curl"),
+    Goal("C", "", "received", 120),
+    Goal("A", "wan", "wall", 0.6, "curl"),
+    Goal("", "", "memory", 150),
+]
+Results = dict[Case, dict[str, list[Run]]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="A,B")
-    parser.add_argument("--tree", type=Path)
+    parser.add_argument("--data", default="A,B", help="of A, B and N; default: A,B")
+    parser.add_argument("--tree", type=Path, help="C: a directory in the layout of flashinfer-cubin's cubins")
+    parser.add_argument("--without", action="append", default=[], help="a directory of the tree to leave out")
+    parser.add_argument("--net", default="loopback", help="of loopback, wan and lossy; default: loopback")
+    parser.add_argument("--congestion", default="cubic", help="control of the slow lines; default: cubic")
+    parser.add_argument("--https", action="store_true", help="over TLS instead of plain HTTP")
+    parser.add_argument("--only", default="", help=f"of {','.join(TITLES)}; default: all that are installed")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scratch", type=Path, default=None, help="default: a temporary directory")
+    parser.add_argument("--scratch", type=Path, help="default: a tmpfs if there is a large one")
+    parser.add_argument("--json", type=Path, help="write every run into this file")
     options = parser.parse_args()
-    names = options.data.split(",") + (["C"] if options.tree else [])
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        for name in names:
-            measure(name, Path(scratch), options)
+    data = [name for name in options.data.split(",") if name] + (["C"] if options.tree else [])
+    names = installed(options.only)
+    results: Results = {}
+    with scratch_directory(options, data) as scratch:
+        for name in data:
+            results.update(measure(name, names, scratch, options))
+    goals(results)
+    if options.json:
+        record(options.json, results, options)
 
 
-def measure(name: str, scratch: Path, options: argparse.Namespace) -> None:
-    place = scratch / name
-    place.mkdir()
-    raw = options.tree.resolve() if name == "C" else place / "raw"
-    # In another process: a child's peak memory starts from that of the process that starts it, so this one stays small.
-    prepared = multiprocessing.get_context("spawn").Process(target=prepare, args=(name, raw, place))
-    prepared.start()
-    prepared.join()
-    if prepared.exitcode:
-        raise SystemExit("the data could not be prepared")
-    listed, lock = place / "list", place / "kartifacts.lock"
-    rows = [line.split() for line in listed.read_text().splitlines()]
-    www = place / "www"
-    www.mkdir()
-    (www / "raw").symlink_to(raw)
-    (www / "release").symlink_to(place / "release")
-    nginx = ["bash", str(HERE / "ci/stores/nginx")]
-    subprocess.run([*nginx, "start", str(place / "nginx"), str(www), str(PORT)], check=True, stdout=subprocess.DEVNULL)
-    try:
-        runs = rounds(contenders(listed, lock), scratch, options.rounds)
-    finally:
-        subprocess.run([*nginx, "stop", str(place / "nginx")], check=True)
-    total = sum(int(size) for _, size, _ in rows)
-    moved = sum(path.stat().st_size for path in (place / "release/blobs/sha256").iterdir())
-    print(f"\n## {name}: {len(rows)} files, {total / 1e6:.0f} MB; as a release {moved / 1e6:.0f} MB on the wire\n")
-    table(runs)
-    shutil.rmtree(place)
-
-
-def prepare(name: str, raw: Path, place: Path) -> None:
-    """Make the files, unless they are given, list them, and publish them."""
-    if name != "C":
-        make(name, raw)
-    files = sorted(path for path in raw.rglob("*") if path.is_file())
-    rows = [(sha256(path), path.stat().st_size, path.relative_to(raw).as_posix()) for path in files]
-    (place / "list").write_text("".join(f"{digest} {size} {name}\n" for digest, size, name in rows))
-    publish(rows, raw, place)
-
-
-def contenders(listed: Path, lock: Path) -> dict[str, list[str]]:
-    base = f"http://127.0.0.1:{PORT}"
-    peer = [f"{base}/raw", str(listed)]
-    found = {
-        "kartifacts": [sys.executable, "-c", OURS, f"{base}/release", str(lock)],
-        "FlashInfer's algorithm, 4 threads": [sys.executable, "-c", PEER_FLASHINFER, *peer],
-        "requests, 16 threads": [sys.executable, "-c", PEER_REQUESTS, *peer],
-        "curl -Z --parallel-max 16": [sys.executable, "-c", PEER_CURL, *peer],
-        "aria2c -j16 -x4": [sys.executable, "-c", PEER_ARIA, *peer],
-        "pooch": [sys.executable, "-c", PEER_POOCH, *peer],
-    }
-    for tool, there in (
-        ("curl", shutil.which("curl")),
-        ("aria2c", shutil.which("aria2c")),
-        ("pooch", importable("pooch")),
-    ):
-        if not there:
-            print(f"{tool} is not installed and is left out")
-            found = {name: command for name, command in found.items() if not name.startswith(tool)}
+def installed(only: str) -> list[str]:
+    asked = only.split(",") if only else list(TITLES)
+    if unknown := set(asked) - set(TITLES):
+        raise SystemExit(f"unknown contender {', '.join(sorted(unknown))}; there are {', '.join(TITLES)}")
+    found = []
+    for name in asked:
+        needs = contenders.CONTENDERS[name].needs if name != "kartifacts" else ()
+        missing = [each for each in needs if not shutil.which(each) and importlib.util.find_spec(each) is None]
+        if missing:
+            print(f"{TITLES[name]} is left out: {', '.join(missing)} not installed")
+        else:
+            found.append(name)
     return found
 
 
-def importable(name: str) -> bool:
-    import importlib.util
+@contextmanager
+def scratch_directory(options: argparse.Namespace, data: Sequence[str]) -> Iterator[Path]:
+    """In memory if it fits: a disk would cost each contender about the same, and hide what differs."""
+    sizes = [RAW_BYTES.get(name, 0) for name in data]
+    if options.tree:
+        sizes.append(sum(path.stat().st_size for path in options.tree.rglob("*") if path.is_file()))
+    need, memory, parent = 4 * max(sizes), Path("/dev/shm"), options.scratch
+    if parent is None and memory.is_dir() and shutil.disk_usage(memory).free > need:
+        parent = memory
+    with tempfile.TemporaryDirectory(dir=parent, prefix="bench-") as scratch:
+        kind = subprocess.run(["stat", "-f", "-c", "%T", scratch], capture_output=True, text=True, check=False)
+        print(f"files are written to {Path(scratch).parent} ({kind.stdout.strip() or 'unknown file system'})")
+        yield Path(scratch)
 
-    return importlib.util.find_spec(name) is not None
+
+def measure(data: str, names: Sequence[str], scratch: Path, options: argparse.Namespace) -> Results:
+    place = scratch / data
+    place.mkdir()
+    raw = options.tree.resolve() if data == "C" else place / "raw"
+    isolated(corpus.prepare, data, raw, place, options.without)
+    rows = contenders.read(str(place / "list"))
+    wire = sum(path.stat().st_size for path in (place / "release/blobs/sha256").iterdir())
+    total = sum(row.size for row in rows)
+    print(f"\n# {data}: {len(rows)} files, {total / 1e6:.0f} MB; as a release {wire / 1e6:.1f} MB")
+    results: Results = {}
+    for net in options.net.split(","):
+        case = Case(data, net, "https" if options.https else "http")
+        try:
+            results[case] = on(case, place, raw, rows, names, options)
+        except wan.Unavailable as missing:
+            print(f"\n{case}: left out, {missing}")
+            continue
+        table(case, results[case])
+    shutil.rmtree(place)
+    return results
 
 
-def rounds(commands: dict[str, list[str]], scratch: Path, count: int) -> dict[str, list[Run]]:
-    runs: dict[str, list[Run]] = {name: [] for name in commands}
-    for number in range(count):
-        for name in random.Random(number).sample(list(commands), len(commands)):
-            out = scratch / "out"
-            out.mkdir()
-            runs[name].append(timed([*commands[name], str(out)]))
-            shutil.rmtree(out)
+def on(
+    case: Case, place: Path, raw: Path, rows: list[contenders.Row], names: Sequence[str], options: argparse.Namespace
+) -> dict[str, list[Run]]:
+    """All rounds of one case."""
+    with ExitStack() as stack:
+        server, client, address = [], [], "127.0.0.1"
+        if case.net != "loopback":
+            line = stack.enter_context(wan.line(place, loss=LOSS[case.net], congestion=options.congestion))
+            server, client, address = line.server, line.client, wan.SERVER
+        serving = mirror.serving(place, raw, place / "release", rows, address=address, inside=server)
+        served = stack.enter_context(serving)
+        runs: dict[str, list[Run]] = {name: [] for name in names}
+        for number in range(options.rounds):
+            for name in random.Random(number).sample(list(names), len(names)):
+                out = place / "out"
+                out.mkdir()
+                done = run(name, client, served, case.scheme == "https", place)
+                isolated(complete, place / "list", out)
+                sent = served.sent()
+                received = sum(one.size for one in sent) / 1e6
+                runs[name].append(done._replace(received=received, requests=len(sent)))
+                shutil.rmtree(out)
+        if case.net != "loopback":
+            print(f"\nthe line itself took {line.cpu():.1f} CPU s; congestion control {options.congestion}")
     return runs
 
 
-def timed(command: list[str]) -> Run:
-    start = time.monotonic()
-    process = subprocess.Popen(command)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{command[:1]} failed with {process.returncode}")
-    return Run(time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss >> 10)
+def run(name: str, inside: Sequence[str], served: mirror.Mirror, secure: bool, place: Path) -> Run:
+    """One contender once, as a process of its own."""
+    out, url = place / "out", served.url(secure)
+    ours = ("KARTIFACTS_", "HF_")
+    environ = {key: text for key, text in os.environ.items() if not key.startswith(ours) and "proxy" not in key.lower()}
+    environ.update(dict.fromkeys(("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"), str(served.authority)))
+    if name == "kartifacts":
+        lock = str(place / "kartifacts.lock")
+        environ.update(KARTIFACTS_MIRRORS=f"{url}/release", KARTIFACTS_LOCK=lock, KARTIFACTS_STORE=str(out / "store"))
+        command = ["-m", "kartifacts", "fetch"]
+    else:
+        command = [contenders.__file__, name, url, str(place / "list"), str(out)]
+    with open(place / "output", "w+", encoding="utf-8") as output:
+        start = time.monotonic()
+        process = subprocess.Popen(
+            [*inside, sys.executable, *command], env=environ, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            raise
+        wall = time.monotonic() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            raise SystemExit(f"{TITLES[name]} failed with {process.returncode}:\n{output.read()[-3000:]}")
+    return Run(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, 0, 0)
 
 
-def table(runs: dict[str, list[Run]]) -> None:
-    def median(name: str, field: str) -> float:
-        return statistics.median(getattr(run, field) for run in runs[name])
-
-    yardsticks = [name for name in runs if name.startswith(("FlashInfer", "curl"))]
-    print(f"| | wall s | CPU s | MiB |{''.join(f' wall / {name.split()[0]} |' for name in yardsticks)}")
-    print(f"| --- | --: | --: | --: |{' --: |' * len(yardsticks)}")
-    for name in sorted(runs, key=lambda name: median(name, "wall")):
-        ratios = [
-            statistics.median(mine.wall / theirs.wall for mine, theirs in zip(runs[name], runs[other], strict=True))
-            for other in yardsticks
-        ]
-        shown = f"{median(name, 'wall'):.2f} | {median(name, 'cpu'):.2f} | {median(name, 'memory'):.0f}"
-        print(f"| {name} | {shown} |{''.join(f' {ratio:.2f} |' for ratio in ratios)}")
+def complete(listed: Path, out: Path) -> None:
+    """Not timed: that each file is there, whoever fetched it and under whatever name."""
+    missing = {row.sha256 for row in contenders.read(str(listed))}
+    for path in out.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            missing.discard(corpus.sha256(path))
+    if missing:
+        raise SystemExit(f"{len(missing)} files are missing or wrong")
 
 
-def make(name: str, directory: Path) -> None:
-    """Files that compress about as well as cubins do: runs of a common stock, between runs of noise."""
-    directory.mkdir(parents=True)
-    rng = random.Random(20260000)
-    stock = [rng.randbytes(rng.randrange(64, 2048)) for _ in range(400)]
-    if name == "B":
-        piece = b"".join(rng.choice(stock) if rng.random() < 0.75 else rng.randbytes(1024) for _ in range(4096))
-        for number in range(4):
-            with open(directory / f"pack{number}.bin", "wb") as file:
-                while file.tell() < 256 << 20:
-                    file.write(rng.randbytes(64))
-                    file.write(piece)
-                file.truncate(256 << 20)
-        return
-    for number in range(2000):
-        size = rng.randrange(20_000, 200_000)
-        content = bytearray()
-        while len(content) < size:
-            content += rng.choice(stock) if rng.random() < 0.75 else rng.randbytes(256)
-        (directory / f"kernel{number:04}.cubin").write_bytes(content[:size])
+def isolated(work: object, *arguments: object) -> None:
+    """In another process: a child's peak memory starts from that of the process that starts it, so this stays small."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)  # type: ignore[arg-type]
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"{work} failed")
 
 
-def publish(rows: list[tuple[str, int, str]], raw: Path, place: Path) -> None:
-    from kartifacts.build.pack import PackInput, pack_bundle
-    from kartifacts.publish.lockfile import add_pins
-    from kartifacts.publish.release import make_release
-    from kartifacts.publish.repository import Repository
-
-    entries = [PackInput(name, raw / name, sha256=digest) for digest, _, name in rows]
-    names = {"library": "bench", "family": "files", "arch": "any", "abi": "none"}
-    bundle = pack_bundle(entries, place / "release", **names, toolchain={})
-    make_release(place / "release", "bench", "1", [bundle])
-    add_pins(place / "kartifacts.lock", Repository(place / "release").pins())
+def ratio(mine: list[Run], theirs: list[Run], field: str) -> float:
+    return statistics.median(getattr(a, field) / getattr(b, field) for a, b in zip(mine, theirs, strict=True))
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def median(runs: list[Run], field: str) -> float:
+    return statistics.median(getattr(run, field) for run in runs)
+
+
+def table(case: Case, runs: dict[str, list[Run]]) -> None:
+    others = [name for name in YARDSTICKS if name in runs]
+    short = {"flashinfer": "FI"}
+    heads = [f"{field}/{short.get(name, name)}" for name in others for field in ("wall", "CPU")]
+    heads = ["wall s", "CPU s", "RSS MB", "received MB", "requests", *heads]
+    print(f"\n## {case} ({len(next(iter(runs.values())))} rounds)\n\n| | {' | '.join(heads)} |")
+    print(f"| --- |{' --: |' * len(heads)}")
+    for name in sorted(runs, key=lambda name: median(runs[name], "wall")):
+        mine = runs[name]
+        cells = [f"{median(mine, field):.2f}" for field in ("wall", "cpu")]
+        cells += [f"{median(mine, 'memory'):.0f}", f"{median(mine, 'received'):.1f}", f"{median(mine, 'requests'):.0f}"]
+        cells += [f"{ratio(mine, runs[other], field):.2f}" for other in others for field in ("wall", "cpu")]
+        print(f"| {TITLES[name]} | {' | '.join(cells)} |", flush=True)
+
+
+def judged(results: Results) -> Iterator[tuple[Case, Goal, float]]:
+    for case, runs in results.items():
+        for goal in GOALS:
+            if goal.data in ("", case.data) and goal.net in ("", case.net) and "kartifacts" in runs:
+                if goal.versus in runs:
+                    yield case, goal, ratio(runs["kartifacts"], runs[goal.versus], goal.field)
+                elif not goal.versus:
+                    yield case, goal, median(runs["kartifacts"], goal.field)
+
+
+def goals(results: Results) -> None:
+    print("\n# Goals\n\n| case | goal | measured | |\n| --- | --- | --: | --- |")
+    for case, goal, found in judged(results):
+        print(f"| {case} | {goal} | {found:.3g} | {'ok' if found <= goal.limit else 'MISSED'} |")
+
+
+def record(path: Path, results: Results, options: argparse.Namespace) -> None:
+    written = {
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()},
+        "options": {key: str(value) for key, value in vars(options).items()},
+        "runs": [
+            {**case._asdict(), "contender": name, "round": number, **run._asdict()}
+            for case, runs in results.items()
+            for name, found in runs.items()
+            for number, run in enumerate(found)
+        ],
+        "goals": [
+            {**case._asdict(), "goal": str(goal), "measured": found, "met": found <= goal.limit}
+            for case, goal, found in judged(results)
+        ],
+    }
+    path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     main()
