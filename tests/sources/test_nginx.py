@@ -137,7 +137,10 @@ def test_a_restart_of_the_server_in_the_middle_of_a_body_is_survived(
     blob.touch()
     os.truncate(blob, size)
     port = free_ports(4)
-    start, stop = [SCRIPT, "start", state, tmp_path / "tree", str(port)], [SCRIPT, "stop", state]
+    start, stop = (
+        [str(SCRIPT), "start", str(state), str(tmp_path / "tree"), str(port)],
+        [str(SCRIPT), "stop", str(state)],
+    )
     subprocess.run(start, check=True)
     got, length = hashlib.sha256(), 0
     try:

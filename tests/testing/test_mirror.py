@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -142,3 +143,64 @@ def select(client: http.client.HTTPConnection) -> bool:
     import select as system
 
     return bool(system.select([client.sock], [], [], 0.05)[0])
+
+
+def test_faults_of_the_head(mirror: Mirror, client: http.client.HTTPConnection) -> None:
+    mirror.order(faults.header("X-Path", "else"), times=1)
+    assert get(client)[1]["X-Path"] == "else"
+    mirror.order(faults.again("Content-Length", "5"), times=1)
+    assert get(client)[1].get_all("Content-Length") == [str(len(CONTENT)), "5"]
+    mirror.order(faults.without("ETag"), times=1)
+    assert "ETag" not in get(client)[1]
+    mirror.order(faults.multipart(), times=1)
+    status, headers, body = get(client, Range="bytes=1-2")
+    assert (status, headers["Content-Range"], headers["Content-Type"][:9]) == (206, None, "multipart")
+    assert CONTENT[1:3] in body
+    mirror.order(faults.slow_headers(0.0001), times=1)
+    assert get(client)[::2] == (200, CONTENT)
+    client.close()  # what is sent raw ends the connection
+    mirror.order(faults.empty(204), times=1)
+    assert get(client)[::2] == (204, b"")
+
+
+@pytest.mark.parametrize(
+    ("fault", "pattern", "ends"),
+    [
+        (faults.endless_headers(), rb"HTTP/1.1 200 OK\r\n(X-More: and more\r\n)+(X-.*)?", False),
+        (faults.endless_interim(103), rb"(HTTP/1.1 103 Wait\r\n\r\n)+(HTTP.*)?", False),
+        (faults.bad_chunks(b"zz"), rb"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n(?s:.+)", True),
+        (faults.raw(), rb"", True),
+        (faults.raw(b"a", b"b"), rb"ab", True),
+        (faults.raw(b"ab", last=False), rb"(ab)+a?", False),
+    ],
+)
+def test_faults_against_the_rules(mirror: Mirror, fault: faults.Fault, pattern: bytes, ends: bool) -> None:
+    mirror.order(fault)
+    received = b""
+    with socket.create_connection(("127.0.0.1", mirror.port), timeout=5) as connection:
+        connection.sendall(b"GET /blob HTTP/1.1\r\nHost: x\r\n\r\n")
+        while len(received) < 100_000 and (piece := connection.recv(65536)):
+            received += piece
+    assert re.fullmatch(pattern, received)
+    assert (len(received) < 100_000) == ends
+
+
+def test_it_disconnects_when_told(mirror: Mirror, client: http.client.HTTPConnection) -> None:
+    assert get(client)[0] == 200
+    mirror.disconnect()
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+        get(client)
+
+
+def test_it_carries_bytes_as_a_proxy_does(mirror: Mirror, tmp_path: Path) -> None:
+    with Mirror(tmp_path) as proxy:
+        proxy.tunnel_to = ("127.0.0.1", mirror.port)
+        through = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=5)
+        through.set_tunnel("mirror.invalid", 80)
+        assert get(through)[::2] == (200, CONTENT)
+        through.close()
+        assert [(request.method, request.path) for request in proxy.requests] == [("CONNECT", "mirror.invalid:80")]
+        proxy.order(faults.status(407))
+        with pytest.raises(OSError, match="407"):
+            get(through)
+    assert mirror.count() == 1

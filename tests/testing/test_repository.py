@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kartifacts.fetch.unpack import decompress
 from kartifacts.model.digest import sha256
+from kartifacts.model.frames import decompress
 from kartifacts.model.manifest import decode_bundle, decode_lock, decode_release, decode_table
 from kartifacts.testing import tiny_repository
 
