@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -143,7 +144,7 @@ def _listed(directory: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
     """What is in a directory, in a fixed order; nothing if it is gone."""
     try:
         with os.scandir(directory) as found:
-            return sorted(found, key=lambda item: item.name)
+            return sorted(found, key=attrgetter("name"))
     except FileNotFoundError:
         return []
     except OSError as error:
