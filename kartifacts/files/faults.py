@@ -50,7 +50,7 @@ def store_error(error: OSError, what: str, path: Path, *, need: int | None = Non
         reason += f" ({error.filename})"
     hint = None
     if error.errno in _FULL:
-        reason += ("" if need is None else f"; need {need} bytes") + f"; {_free(path)}"
+        reason += f"; {'' if need is None else f'need {need} bytes, '}{_free(path)}"
         hint = f"free some space, or set {setting} to a directory on a file system that has it"
     elif error.errno in _REFUSED:
         hint = f"set {setting} to a directory that this user may write"
@@ -75,4 +75,4 @@ def free_bytes(path: Path) -> int | None:
 
 def _free(path: Path) -> str:
     free = free_bytes(path)
-    return "free space unknown" if free is None else f"{free} bytes are free"
+    return "free space unknown" if free is None else f"{free} free"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,9 @@ from kartifacts.fetch import Fetcher
 from kartifacts.sources import from_settings
 from kartifacts.store import Store
 from kartifacts.testing import Mirror, TinyRepository, tiny_repository
+from tests.processes import open_path, run
+
+__all__ = ["open_path", "run"]  # fixtures
 
 FILES = {
     "a.cubin": random.Random(1).randbytes(70_000),
@@ -67,33 +68,6 @@ def fetcher(settings: Callable[..., Settings]) -> Callable[..., Fetcher]:
         return Fetcher(Store(chosen.store), from_settings(chosen), chosen)
 
     return make
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python code in a process of its own; with `user` it becomes another user once everything is imported."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(code: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
-        become = (
-            "import os, ssl, tqdm, zstandard, kartifacts.config, kartifacts.fetch, kartifacts.sources.http\n"
-            f"os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", (become if user else "") + code, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from kartifacts.fetch import Fetcher
 from kartifacts.model.digest import sha256
 from kartifacts.store import Store
 from kartifacts.testing import Mirror, TinyRepository, faults, tiny_repository
+from tests.processes import state
 
 from .conftest import FILES
 
@@ -73,7 +73,7 @@ def test_eight_cold_processes_make_one_request_for_each_thing(
 MANY = (
     FETCH
     + """
-import hashlib, os, requests, time, traceback, zstandard, kartifacts.sources.http
+import os, ssl, traceback, zstandard, kartifacts.sources.http
 start, go = os.pipe()
 children = []
 for number in range(int(sys.argv[4])):
@@ -268,24 +268,6 @@ def test_warm_loads_of_many_processes_write_nothing_and_never_miss(
         assert process.wait() == 0, process.communicate()
     assert state(tmp_path / "store") == before
     assert mirror.count() == 0
-
-
-def state(root: Path) -> dict[str, tuple[int, int, int]]:
-    """All that a write anywhere below would change."""
-    found = {}
-    for path in (root, *root.rglob("*")):
-        status = path.lstat()
-        found[str(path)] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-    return found
-
-
-@pytest.fixture
-def open_path() -> Iterator[Path]:
-    """A directory that every user can reach, which pytest's own cannot."""
-    path = Path(tempfile.mkdtemp(prefix="kartifacts-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two users")

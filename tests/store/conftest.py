@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kartifacts.store import Store
+from tests.processes import open_path, run
+
+__all__ = ["open_path", "run"]  # fixtures
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python code in a process of its own; with `user` it becomes another user once everything is imported."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(code: str, *arguments: object, user: int | None = None) -> subprocess.Popen[str]:
-        become = (
-            f"import grp, os, pwd, kartifacts.store; os.setgroups([]); os.setgid({user}); os.setuid({user})\n"
-            if user
-            else ""
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", become + code, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-@pytest.fixture
-def open_path() -> Iterator[Path]:
-    """A directory that every user can reach, which pytest's own cannot."""
-    path = Path(tempfile.mkdtemp(prefix="kartifacts-test-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

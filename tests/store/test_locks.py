@@ -33,6 +33,21 @@ with Store(Path(sys.argv[1])).lock("job"):
 """
 
 
+WAITER = """
+import sys
+from pathlib import Path
+from kartifacts.files import locking
+path = Path(sys.argv[1]) / "v1" / "locks" / "job.lock"
+said = []
+def waiting(holder, seconds):
+    if not said:
+        said.append(print("waiting", flush=True))
+with locking.hold(path, waiting=waiting, every=0.01) as held:
+    pass
+print(held)
+"""
+
+
 def holder(run: Run, store: Store) -> subprocess.Popen[str]:
     process = run(HOLDER, store.root)
     assert process.stdout is not None
@@ -96,10 +111,15 @@ def test_a_killed_holder_stops_nobody(store: Store, run: Run) -> None:
 
 def test_a_holder_killed_while_others_wait_stops_nobody(store: Store, run: Run) -> None:
     process = holder(run, store)
-    waiter = run(HOLDER, store.root)
+    waiters = [run(WAITER, store.root) for _ in range(3)]
+    for waiter in waiters:
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == "waiting\n"
+    started = time.monotonic()
     process.kill()
-    assert waiter.stdout is not None
-    assert waiter.stdout.readline() == "held\n"
+    for waiter in waiters:
+        assert waiter.communicate()[0] == "True\n"
+    assert time.monotonic() - started < 2
 
 
 def test_a_leftover_lock_file_stops_nobody(store: Store) -> None:

@@ -18,6 +18,7 @@ import pytest
 from kartifacts.errors import StoreError, VerificationError
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.store import Store
+from tests.processes import state
 
 CONTENT = b"a kernel" * 5000
 DIGEST = sha256(CONTENT)
@@ -28,15 +29,6 @@ Run = Callable[..., subprocess.Popen[str]]
 
 def files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if not path.is_dir())
-
-
-def state(root: Path) -> dict[str, tuple[int, int, int]]:
-    """All that a write anywhere below would change."""
-    found = {}
-    for path in (root, *root.rglob("*")):
-        status = path.lstat()
-        found[str(path)] = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-    return found
 
 
 def test_an_entry_is_found_under_its_digest_and_suffix(store: Store) -> None:
