@@ -36,18 +36,21 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def _pins(settings: Settings) -> Iterator[Finding]:
-    from kartifacts.runtime.pins import read_lock
+    from kartifacts.runtime.pins import read_lock, wheel_pins
 
-    if settings.lock is None:
-        yield Finding("lock", True, "none: only kernels compiled here can be used")
-        return
     try:
+        wheels = [f"{wheel} pins {pin.library} {pin.version} ({pin.sha256[:12]}…)" for wheel, pin in wheel_pins()]
         lock = read_lock(settings)
     except KartifactsError as error:
         yield Finding("lock", False, str(error))
         return
+    for found in wheels:
+        yield Finding("bundle wheel", True, found)
     pinned = ", ".join(f"{pin.library} {pin.version} ({pin.sha256[:12]}…)" for pin in lock.releases)
-    yield Finding("lock", True, f"{settings.lock} pins {pinned or 'nothing'}")
+    if settings.lock is None:
+        yield Finding("lock", True, "none" if wheels else "none: only kernels compiled here can be used")
+    else:
+        yield Finding("lock", True, f"{settings.lock}, with it these count: {pinned or 'nothing'}")
 
 
 def _places(settings: Settings) -> Iterator[Finding]:

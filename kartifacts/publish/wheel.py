@@ -59,7 +59,7 @@ _GLIBCXX = {
 class Kernel:
     """One kernel of a release, as a verified file."""
 
-    op: str  # norm/rmsnorm, or the path of an imported file
+    op: str  # norm/rmsnorm, or the family of an imported file
     arch: str
     path: Path
     sha256: str

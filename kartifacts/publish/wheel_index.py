@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import html
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from email.parser import BytesParser
@@ -97,12 +98,16 @@ def _read(path: Path) -> Listed:
             if member.file_size > _MAX_METADATA:
                 raise ValueError(f"its METADATA has {member.file_size} bytes")
             metadata = archive.read(member)
-    except (InvalidWheelFilename, zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError) as error:
+        digest, size = files.digest(path)
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {str(path)!r}: {error.strerror or error}; the index was left as it was"
+        ) from error
+    except (InvalidWheelFilename, zipfile.BadZipFile, zlib.error, ValueError, RuntimeError) as error:
         reason = str(error) or type(error).__name__
         raise VerificationError(
             f"{str(path)!r} is not a wheel: {reason[:200]}; the index was left as it was", source=str(path)
         ) from error
-    digest, size = files.digest(path)
     headers = BytesParser().parsebytes(metadata, headersonly=True)
     return Listed(project, str(version), path.name, digest, size, headers.get("Requires-Python", ""), metadata)
 

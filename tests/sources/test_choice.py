@@ -58,13 +58,14 @@ def test_a_bundle_may_lie_inside_its_package(tmp_path: Path, monkeypatch: pytest
     assert ("bundle_with_depth", bundle / "repository") in installed_bundles()
 
 
+@pytest.mark.parametrize("value", ["no_such_package", "", "two words", ".inside", "kartifacts.config:x y"])
 def test_a_broken_bundle_is_a_warning_and_stops_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str
 ) -> None:
-    install_bundle(tmp_path, "bundle_that_lies", "no_such_package")
+    install_bundle(tmp_path, "bundle_that_lies", value)
     monkeypatch.syspath_prepend(tmp_path)
     assert "bundle_that_lies" not in dict(installed_bundles())
-    assert "no_such_package" in caplog.text
+    assert "bundle_that_lies" in caplog.text
 
 
 def test_a_file_url_of_another_host_is_refused(settings: Make) -> None:

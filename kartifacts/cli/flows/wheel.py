@@ -109,7 +109,8 @@ def _release(
     if source is not None:
         report = verify_repository(source, library=library, version=version)
         report.check(str(source))
-        alone = replace(settings, path=(), mirrors=(), offline=True, store=store)
+        # Two threads: each holds a window to decompress into, and compressing afterwards takes far longer.
+        alone = replace(settings, path=(), mirrors=(), offline=True, store=store, download_threads=2)
         return [*one_version_each(report.pins).values()], Fetcher(Store(store), [DirectorySource(source)], alone)
     registry = pinned_registry(settings)
     pins = [pin for pin in registry.lock.releases if library in (None, pin.library) and version in (None, pin.version)]
@@ -169,7 +170,7 @@ def _kernels(fetcher: Fetcher, bundle: Bundle, entries: Sequence[KernelEntry]) -
     places = fetcher.ensure(bundle, entries)
     return [
         Kernel(
-            op=entry.uri.partition("?")[0],
+            op=entry.uri.partition("?")[0] if entry.op_digest else bundle.descriptor.note("family"),
             arch=bundle.descriptor.note("arch"),
             path=places[entry.uri],
             sha256=entry.sha256,
