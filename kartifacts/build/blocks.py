@@ -157,7 +157,7 @@ def _frames(group: list[Planned], level: int, scratch: Path, block_length: int) 
     frames: list[Frame] = []
     try:
         # A window that is smaller compresses less, hence the one part more.
-        parts = grouped(group, size // (frame.length // block_length + 2))
+        parts = grouped(group, size // (frame.length // block_length + 1))
         frames.extend(_compress(part, sum(kernel.size for kernel in part), level, scratch) for part in parts)
     except BaseException:
         for frame in frames:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 
-from kartifacts.errors import VerificationError
 from kartifacts.fetch.transfer import Transfer
-from kartifacts.fetch.unpack import decompress
+from kartifacts.model import frames
 from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import (
-    MAX_TABLE_RAW,
     BundleManifest,
     Descriptor,
     Pin,
@@ -50,7 +47,7 @@ class Bundle:
         config = self.manifest.config
         what = f"kernel table of bundle {self.name}"
         compressed = self._transfer.blob(config.sha256, config.size, what=what)
-        raw = decompress(compressed, _raw_size(config, what), what=what)
+        raw = frames.decompress(compressed, frames.table_size(config, what), what=what)
         return decode_table(raw, self.manifest, what=what)
 
     def forget(self) -> None:
@@ -61,12 +58,3 @@ class Bundle:
 def read_release(pin: Pin, transfer: Transfer) -> Release:
     what = f"release {pin.library} {pin.version}"
     return decode_release(transfer.blob(parse_digest(pin.sha256), pin.size, what=what), what=what)
-
-
-def _raw_size(config: Descriptor, what: str) -> int:
-    text = config.note("raw-size")
-    if not re.fullmatch(r"\d{1,12}", text) or int(text) > MAX_TABLE_RAW:
-        raise VerificationError(
-            f"{what} says that it has {text[:40]!r} bytes when decompressed; expected at most {MAX_TABLE_RAW}"
-        )
-    return int(text)

@@ -13,12 +13,12 @@ from kartifacts.config import Settings
 from kartifacts.errors import ArtifactUnavailable, KartifactsError, StoreError, VerificationError
 from kartifacts.fetch.catalog import Bundle, read_release
 from kartifacts.fetch.parallel import run_all
-from kartifacts.fetch.plan import Range, plan
+from kartifacts.fetch.plan import Range, Want, plan, shortcuts
 from kartifacts.fetch.progress import bar
 from kartifacts.fetch.transfer import Stats, Transfer
 from kartifacts.files.trust import check_trusted
 from kartifacts.model.digest import Digest, parse_digest
-from kartifacts.model.manifest import KernelEntry, Pin, Release
+from kartifacts.model.manifest import Delta, KernelEntry, Pin, Release
 from kartifacts.sources import Source
 from kartifacts.store import Store
 
@@ -93,20 +93,70 @@ class Fetcher:
         found = {entry.uri: path for entry in entries if (path := self.find(entry) or self._adopt(entry)) is not None}
         missing = [entry for entry in entries if entry.uri not in found]
         if missing:
-            ranges = plan(bundle.manifest, bundle.table, missing)
-            self._warn_if_full(missing)
-            if progress is not None:
-                self._fetch(ranges, progress)
-            else:
-                with bar(self.settings, sum(found.wanted for found in ranges), bundle.name) as shown:
-                    self._fetch(ranges, shown)
+            self._bring([(bundle, missing)], bundle.name, progress)
             found.update((entry.uri, self._fetched(entry)) for entry in missing)
         return found
+
+    def bring(self, wanted: Sequence[tuple[Bundle, Sequence[KernelEntry]]], what: str) -> None:
+        """Have entries of many bundles, none of which `find` finds, in the store; all at once, as `ensure` has some.
+
+        Args:
+            what: stands beside the bar.
+        """
+        if any(source.local for source in self.sources):
+            wanted = [
+                (bundle, [entry for entry in entries if self._adopt(entry) is None]) for bundle, entries in wanted
+            ]
+        self._bring([(bundle, entries) for bundle, entries in wanted if entries], what, None)
+
+    def open(self, bundles: Iterable[Bundle]) -> None:
+        """Read the tables of bundles side by side, as far as they can be; who asks for one is told what is wrong."""
+        jobs = [partial(getattr, bundle, "table") for bundle in bundles if "table" not in vars(bundle)]
+        if len(jobs) > 1:
+            run_all(jobs, self.settings.download_threads)
+
+    def _bring(
+        self,
+        wanted: Sequence[tuple[Bundle, Sequence[KernelEntry]]],
+        what: str,
+        progress: Callable[[int], object] | None,
+    ) -> None:
+        threads = self.settings.download_threads
+        wants = [Want(bundle.manifest, bundle.table, entries) for bundle, entries in wanted]
+        self._warn_if_full(entry for want in wants for entry in want.entries)
+        quick, rest = shortcuts(wants, self._base, threads=threads)
+        if quick:
+            for error in self._run(quick, lambda _: None):
+                log.info("%s", error.message)  # then the whole block is fetched, and says what is wrong
+            rest = [Want(want.manifest, want.table, self._lacking(want.entries)) for want in wants]
+        ranges = plan(rest, threads=threads)
+        if progress is not None:
+            errors = self._run(ranges, progress)
+        else:
+            with bar(self.settings, sum(found.wanted for found in ranges), what) as shown:
+                errors = self._run(ranges, shown)
+        if errors:
+            raise _joined(errors)
+
+    def _run(self, ranges: Sequence[Range], progress: Callable[[int], object]) -> list[KartifactsError]:
+        jobs = [partial(self._transfer.range, wanted, progress) for wanted in ranges]
+        return run_all(jobs, self.settings.download_threads)
+
+    def _base(self, delta: Delta) -> Path | None:
+        return self.store.find(parse_digest(delta.base), delta.base_size, delta.base_suffix)
+
+    def _lacking(self, entries: Iterable[KernelEntry]) -> list[KernelEntry]:
+        return [
+            entry for entry in entries if not self.store.holds(parse_digest(entry.sha256), entry.size, entry.suffix)
+        ]
 
     def missing_bytes(self, bundle: Bundle, entries: Iterable[KernelEntry]) -> int:
         """How many bytes `ensure` would read from sources; writes nothing."""
         missing = [entry for entry in entries if self.find(entry) is None]
-        return sum(found.wanted for found in plan(bundle.manifest, bundle.table, missing)) if missing else 0
+        if not missing:
+            return 0
+        quick, rest = shortcuts([Want(bundle.manifest, bundle.table, missing)], self._base)
+        return sum(found.wanted for found in (*quick, *plan(rest)))
 
     def find(self, entry: KernelEntry) -> Path | None:
         """Where an entry is on this machine without fetching: loose in a local source, or in the store."""
@@ -193,12 +243,6 @@ class Fetcher:
         )
         log.warning("%s", error.message)
         self._transfer.wrong_in_place[entry.sha256] = error
-
-    def _fetch(self, ranges: Sequence[Range], progress: Callable[[int], object]) -> None:
-        jobs = [partial(self._transfer.range, wanted, progress) for wanted in ranges]
-        errors = run_all(jobs, self.settings.download_threads)
-        if errors:
-            raise _joined(errors)
 
     def _fetched(self, entry: KernelEntry) -> Path:
         path = self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)

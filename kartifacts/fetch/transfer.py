@@ -22,7 +22,7 @@ from kartifacts.store import Store
 
 log = logging.getLogger(__name__)
 
-_IN_MEMORY = 1 << 20  # a compressed block larger than this is spooled
+_IN_MEMORY = 4 << 20  # a compressed block larger than this is spooled
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,7 @@ class Transfer:
             kernels = tuple(
                 entry
                 for entry in part.kernels
-                if self._store.find(parse_digest(entry.sha256), entry.size, entry.suffix) is None
+                if not self._store.holds(parse_digest(entry.sha256), entry.size, entry.suffix)
             )
             if kernels:
                 yield replace(part, kernels=kernels)

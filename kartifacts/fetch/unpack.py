@@ -1,34 +1,44 @@
-"""Decompresses verified bytes, never past what was declared, and cuts kernels out of a block."""
+"""Decompresses verified blocks, never past what was declared, and cuts kernels out of them."""
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from kartifacts.errors import VerificationError
 from kartifacts.fetch.plan import Part
+from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import parse_digest
-from kartifacts.model.manifest import KernelEntry
+from kartifacts.model.frames import MAX_WINDOW
+from kartifacts.model.manifest import MAX_DELTA_BASE, KernelEntry
 from kartifacts.store import Batch, Store
 
-MAX_WINDOW = 1 << 27
+if TYPE_CHECKING:
+    import zstandard
+
+WHOLE = 16 << 20  # bytes of a block up to which it is decompressed in one piece, as its publisher packs them
 _PIECE = 256 << 10
-_BUDGET = 32 << 20  # bytes of decompression windows at once in this process
+_BUDGET = 3 * WHOLE  # bytes that all threads of this process decompress into at once
 
 
 class WrongPacking(VerificationError):
     """A blob is what was pinned, yet does not hold what its table says: no other source can do better."""
 
 
-class _Budget:
-    """Lets work through as long as its sizes add up to less than the budget; something larger goes alone."""
+class _Memory:
+    """Lets work through as long as its sizes add up to less than the budget; something larger goes alone.
+
+    Buffers are lent again: a new one would cost as much time in page faults as the bytes that are put into it.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._free = size
         self._changed = threading.Condition()
+        self._buffers: list[mmap.mmap] = []
 
     @contextmanager
     def spend(self, amount: int) -> Iterator[None]:
@@ -43,29 +53,43 @@ class _Budget:
                 self._free += amount
                 self._changed.notify_all()
 
+    @contextmanager
+    def buffer(self, size: int) -> Iterator[memoryview]:
+        """`size` bytes to write into, at most `WHOLE`."""
+        with self.spend(WHOLE):
+            with self._changed:
+                lent = self._buffers.pop() if self._buffers else mmap.mmap(-1, WHOLE)
+            try:
+                with memoryview(lent) as whole, whole[:size] as view:
+                    yield view
+            finally:
+                with self._changed:
+                    self._buffers.append(lent)
 
-_windows = _Budget(_BUDGET)
 
-
-def decompress(compressed: bytes, size: int, *, what: str) -> bytes:
-    """The one zstd frame `compressed`, which must give exactly `size` bytes."""
-    content = bytearray()
-    with _windows.spend(min(size, MAX_WINDOW)):
-        frame = _Frame(compressed, what)
-        while len(content) < size:
-            content += frame.read(min(_PIECE, size - len(content)))
-        frame.expect_end(size)
-    return bytes(content)
+_memory = _Memory(_BUDGET)
 
 
 def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, *, what: str) -> None:
     """Write the wanted kernels of one block into the store, each under its own digest and size."""
+    base = None if part.base is None else read_regular(part.base, MAX_DELTA_BASE)
+    if part.block.size <= WHOLE and isinstance(compressed, (bytes, bytearray)):
+        with _memory.buffer(part.block.size) as content, store.batch() as batch:
+            _fill(content, compressed, base, what)
+            for entry in part.kernels:
+                try:
+                    batch.put(
+                        parse_digest(entry.sha256), content[entry.offset : entry.offset + entry.size], entry.suffix
+                    )
+                except VerificationError as error:
+                    raise _misplaced(entry, what, error) from error
+        return
     kernels = list(part.kernels)
-    with _windows.spend(min(part.block.size, MAX_WINDOW)), store.batch() as batch:
+    with _memory.spend(min(part.block.size, MAX_WINDOW)), store.batch() as batch:
         while kernels:  # once, unless kernels share bytes
             if not isinstance(compressed, (bytes, bytearray)):
                 compressed.seek(0)
-            frame = _Frame(compressed, what)
+            frame = _Frame(compressed, base, what)
             later: list[KernelEntry] = []
             for entry in kernels:
                 if entry.offset < frame.position:
@@ -73,6 +97,23 @@ def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, 
                 else:
                     _cut(frame, entry, batch)
             kernels = later
+
+
+def _fill(content: memoryview, compressed: bytes | bytearray, base: bytes | None, what: str) -> None:
+    """Decompress a frame into memory that is exactly as large as it was declared."""
+    import zstandard
+
+    try:
+        reader = _decompressor(base).stream_reader(compressed)
+        done = 0
+        while done < len(content) and (more := reader.readinto(content[done:])):
+            done += more
+        rest = reader.read(1)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise WrongPacking(f"{what} cannot be decompressed: {error}") from error
+    if done < len(content) or rest:
+        got = "more" if rest else f"{done}"
+        raise WrongPacking(f"{what} has {got} bytes, {len(content)} were declared")
 
 
 def _cut(frame: _Frame, entry: KernelEntry, batch: Batch) -> None:
@@ -86,36 +127,39 @@ def _cut(frame: _Frame, entry: KernelEntry, batch: Batch) -> None:
     except WrongPacking:
         raise
     except VerificationError as error:
-        raise WrongPacking(
-            f"{frame.what}: {entry.uri}: {error.message}", expected=error.expected, actual=error.actual
-        ) from error
+        raise _misplaced(entry, frame.what, error) from error
+
+
+def _misplaced(entry: KernelEntry, what: str, error: VerificationError) -> WrongPacking:
+    """What is wrong with a kernel is what was packed, since its block has been verified."""
+    return WrongPacking(f"{what}: {entry.uri}: {error.message}", expected=error.expected, actual=error.actual)
+
+
+def _decompressor(base: bytes | None) -> zstandard.ZstdDecompressor:
+    import zstandard
+
+    given = None if base is None else zstandard.ZstdCompressionDict(base, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    return zstandard.ZstdDecompressor(dict_data=given, max_window_size=MAX_WINDOW)
 
 
 class _Frame:
     """One zstd frame, read piece by piece."""
 
-    def __init__(self, compressed: bytes | bytearray | IO[bytes], what: str) -> None:
+    def __init__(self, compressed: bytes | bytearray | IO[bytes], base: bytes | None, what: str) -> None:
         import zstandard
 
         self._errors = zstandard.ZstdError
-        self._reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(compressed, closefd=False)
+        self._reader = _decompressor(base).stream_reader(compressed, closefd=False)
         self.what = what
         self.position = 0
 
     def read(self, limit: int) -> bytes:
         """At most `limit` bytes, at least one."""
-        piece = self._read(limit)
+        try:
+            piece = self._reader.read(limit)
+        except (self._errors, MemoryError) as error:
+            raise WrongPacking(f"{self.what} cannot be decompressed: {error}") from error
         if not piece:
             raise WrongPacking(f"{self.what} ends after {self.position} bytes")
         self.position += len(piece)
         return piece
-
-    def expect_end(self, size: int) -> None:
-        if self._read(1):
-            raise WrongPacking(f"{self.what} has more than the {size} bytes that were declared")
-
-    def _read(self, limit: int) -> bytes:
-        try:
-            return self._reader.read(limit)
-        except (self._errors, MemoryError) as error:
-            raise WrongPacking(f"{self.what} cannot be decompressed: {error}") from error

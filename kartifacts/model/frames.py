@@ -7,7 +7,7 @@ import re
 from kartifacts.errors import VerificationError
 from kartifacts.model.manifest import MAX_TABLE_RAW, Descriptor
 
-MAX_WINDOW = 1 << 27
+MAX_WINDOW = 1 << 26  # bytes that a reader has to keep in memory
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _PIECE = 256 << 10
 _RUN_LENGTH, _RESERVED = 1, 3  # kinds of blocks; a run of one byte is stored as that byte

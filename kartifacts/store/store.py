@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
@@ -135,11 +136,15 @@ class Store:
 
     def _begin(self, digest: Digest, size: int, suffix: str) -> Writer:
         place = self._place(digest, suffix)
-        directory = os.path.dirname(place)
-        if directory not in self._filled or not os.path.isdir(directory):
-            self._make(Path(directory), need=size)
-            self._filled.add(directory)
-        return Writer(place, digest, size, quarantine=self.quarantine)
+        directory = place[: len(self._entries) + 3]
+        if directory not in self._filled:
+            self._fill(directory, size)
+        try:
+            return Writer(place, directory, digest, size, quarantine=self.quarantine)
+        except FileNotFoundError:  # somebody tidied up
+            self._fill(directory, size)
+        with storing("write into", Path(directory), need=size):
+            return Writer(place, directory, digest, size, quarantine=self.quarantine)
 
     def put(self, digest: Digest, data: bytes, suffix: str = "") -> Path:
         """Write one entry from memory."""
@@ -241,6 +246,19 @@ class Store:
         if not self._trusted:
             check_trusted(self._base / "sha256")
             self._trusted = True
+
+    def _fill(self, directory: str, need: int) -> None:
+        """Make a directory of entries, or see that the one there is is nobody else's."""
+        self._make(self._base / "sha256", need=need)
+        with storing("make", Path(directory), need=need):
+            try:
+                os.mkdir(directory, _SHARED)
+            except FileExistsError:
+                found = os.lstat(directory)
+                mine = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
+                if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    check_trusted(Path(directory))
+        self._filled.add(directory)
 
     def _make(self, directory: Path, *, need: int | None = None) -> None:
         """Make a directory of the store, after the place where it will be was looked at."""

@@ -68,16 +68,23 @@ class Spool:
 class Writer:
     """Receives the bytes of one entry; `install` gives it its name, `close` without it leaves nothing."""
 
-    def __init__(self, place: str, digest: Digest, size: int, *, quarantine: Callable[[Path], Path]) -> None:
-        self._place = place  # a str, as its parts are: thousands of these are made in a second
+    def __init__(
+        self, place: str, directory: str, digest: Digest, size: int, *, quarantine: Callable[[Path], Path]
+    ) -> None:
+        self._place = place  # a str: thousands of these are made in a second
+        self._directory = directory
         self.digest = digest
         self.size = size
         self.written = 0
         self._quarantine = quarantine
         self._hash = hashlib.sha256()
         self._name: str | None = None  # of the temporary file, where it needs one
-        with storing("write into", self.path.parent, need=size):
+        try:
             self._descriptor = self._open()
+        except FileNotFoundError:  # the directory; whoever made it can make it again
+            raise
+        except OSError as error:
+            raise store_error(error, "write into", Path(directory), need=size) from error
 
     @property
     def path(self) -> Path:
@@ -165,15 +172,14 @@ class Writer:
     def _open(self) -> int:
         if _can_link_nameless():
             try:
-                return os.open(os.path.dirname(self._place), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                return os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 if error.errno not in _NO_TMPFILE:
                     raise
         return self._open_named()
 
     def _open_named(self) -> int:
-        directory = os.path.dirname(self._place)
-        self._name = f"{directory}/{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+        self._name = f"{self._directory}/{TEMPORARY_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
         return os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def _linked(self) -> bool:
@@ -241,9 +247,20 @@ class Batch:
         self._begin = begin
         self._sealed: list[Writer] = []
 
+    def put(self, digest: Digest, content: memoryview, suffix: str = "") -> None:
+        """Write one entry from memory; it appears by the end of the batch."""
+        writer = self._begin(digest, len(content), suffix)
+        try:
+            writer.write(content)
+            writer.seal()
+        except BaseException:
+            writer.close()
+            raise
+        self._add(writer)
+
     @contextmanager
     def writer(self, digest: Digest, size: int, suffix: str = "") -> Iterator[Writer]:
-        """As `Store.writer`, but the entry appears by the end of the batch."""
+        """As `put`, for what comes in pieces."""
         writer = self._begin(digest, size, suffix)
         try:
             yield writer
@@ -251,6 +268,9 @@ class Batch:
         except BaseException:
             writer.close()
             raise
+        self._add(writer)
+
+    def _add(self, writer: Writer) -> None:
         self._sealed.append(writer)
         if len(self._sealed) >= self._MOST:
             self.install()

@@ -46,38 +46,35 @@ def fetch(settings: Settings, selection: Selection, *, out: Path | None) -> Repo
     if out is not None:
         _check_names(chosen)
     here = fetcher.store.holdings()
-    files: dict[str, Path] = {}
-    kernels = present = 0
+    local = any(source.local for source in fetcher.sources)
+    lacking = []
     for _, bundle, entries in chosen:
-        missing = here.lacking(entries)
-        loose = sum(fetcher.find(entry) is not None for entry in missing) if _has_local(fetcher) else 0
-        kernels += len(entries)
-        present += len(entries) - len(missing) + loose
-        try:
-            places = fetcher.ensure(bundle, missing) if missing else {}
-        except (ArtifactUnavailable, VerificationError) as error:  # the rest is fetched, so that it need not be again
-            failed.append(error)
-            continue
-        if out is not None:
-            for entry in entries:
-                found = places.get(entry.uri) or fetcher.store.path(parse_digest(entry.sha256), entry.suffix)
-                files[_file_name(bundle, entry)] = found
+        absent = here.lacking(entries)
+        lacking.append((bundle, [entry for entry in absent if fetcher.find(entry) is None] if local else absent))
+    try:
+        fetcher.bring(lacking, "fetching")
+    except (ArtifactUnavailable, VerificationError) as error:  # all that could be fetched has been
+        failed.append(error)
     if failed:
         raise _worst(failed)
     if out is not None:
-        _export(files, out)
+        _export(
+            {_file_name(bundle, entry): _path(fetcher, entry) for _, bundle, entries in chosen for entry in entries},
+            out,
+        )
+    kernels, fetched = (sum(len(row[-1]) for row in rows) for rows in (chosen, lacking))
     return {
         "kernels": kernels,
-        "present": present,
-        "fetched": kernels - present,
+        "present": kernels - fetched,
+        "fetched": fetched,
         "bytes": fetcher.stats.bytes,
         "requests": fetcher.stats.requests,
         "out": None if out is None else str(out),
     }
 
 
-def _has_local(fetcher: Fetcher) -> bool:
-    return any(source.local for source in fetcher.sources)
+def _path(fetcher: Fetcher, entry: KernelEntry) -> Path:
+    return fetcher.find(entry) or fetcher.store.path(parse_digest(entry.sha256), entry.suffix)
 
 
 def _worst(failed: list[KartifactsError]) -> KartifactsError:

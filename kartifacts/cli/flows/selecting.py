@@ -124,6 +124,10 @@ def choose(registry: Registry, selection: Selection, unread: list[Unread], *, lo
         bundles = bundles_of(fetcher, pin, unread)
         taken: set[tuple[str, str]] = set()  # bundle and uri
         devices = devices_of(selection.archs)
+        if not local:
+            fetcher.open(
+                bundle for bundle in bundles if any(runs(bundle, each) is not None for each in devices or [None])
+            )
         for device in devices or [None]:
             ranked = [(rank, bundle) for bundle in bundles if (rank := runs(bundle, device)) is not None]
             done: set[tuple[str, str]] = set()  # ABI and uri: which of several ABIs is wanted is not known here
