@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import netrc
-import time
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,26 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, SourceError
+from kartifacts.errors import ConfigError
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import blob_path
 from kartifacts.sources import Pieces
-from kartifacts.sources.addresses import Address, joined, parse, proxy_for, shown
-from kartifacts.sources.answers import REDIRECTS, NoConnection, innermost
+from kartifacts.sources.addresses import Address, parse, shown
 from kartifacts.sources.breaker import GRACE, Breaker
-from kartifacts.sources.pool import Pool
-from kartifacts.sources.resumed import Resumed
-from kartifacts.sources.wire import Answer, Broken, Connection, ProxyRefused, basic
 
 if TYPE_CHECKING:
-    import ssl
-
-log = logging.getLogger(__name__)
-
-MAX_REDIRECTS = 5
-_CHEAP = 64 << 10  # bytes that are rather read than given up with their connection
-_AUTHORITY_HINT = "set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed it"
-_PROXY_HINT = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+    from kartifacts.sources.client import Client
 
 
 class HttpSource:
@@ -57,10 +42,8 @@ class HttpSource:
         except ValueError as error:
             raise ConfigError(f"not a mirror's URL: {shown(url)!r}: {error}") from error
         self.name = shown(url)
-        self.settings = settings
+        self._settings = settings
         self.breaker = Breaker(self.name, tries=1 + settings.retries, grace=min(GRACE, settings.connect_timeout))
-        self._pool = Pool()
-        weakref.finalize(self, self._pool.close)
 
     def __repr__(self) -> str:
         return f"HttpSource({self.name!r})"
@@ -70,7 +53,7 @@ class HttpSource:
         end = size if length is None else start + length
         base = self._address.target.rstrip("/")
         address = Address(*self._address.origin, f"{base}/{blob_path(digest)}", self._address.login)
-        transfer = Resumed(self, address, size, start, end)
+        transfer = self._client.read(address, size, start, end)
         try:
             transfer.open()
             yield transfer
@@ -83,153 +66,9 @@ class HttpSource:
     def loose(self, digest: Digest, suffix: str) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
 
-    # -- one request -------------------------------------------------------------------------------------------------
-
-    def ask(self, address: Address, headers: dict[str, str]) -> tuple[Answer, Address]:
-        """GET `address`, following redirects; gives the answer and the address it came from."""
-        due = time.monotonic() + self.settings.connect_timeout + self.settings.read_timeout
-        for _ in range(MAX_REDIRECTS + 1):
-            answer = self._get(address, headers)
-            if answer.status not in REDIRECTS:
-                return answer, address
-            location = answer.headers.get("Location", "")
-            self.discard(answer)
-            address = _redirected(address, location)
-            if time.monotonic() > due:
-                raise SourceError(f"{shown(address.url)}: the redirects to it took too long")
-        raise SourceError(f"{shown(address.url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
-
-    def release(self, answer: Answer) -> None:
-        """Be done with an answer; its connection serves the next request if all of it has been read."""
-        if answer.finish():
-            self._pool.put(answer.origin, answer.connection)
-
-    def discard(self, answer: Answer) -> None:
-        """Let go of an answer that is of no use, reading what little may be left of it."""
-        length = answer.headers.get("Content-Length", "")
-        if length.isdecimal() and len(length) < 6 and int(length) <= _CHEAP:
-            try:
-                while answer.read(_CHEAP, seconds=1.0):
-                    pass
-            except Broken as error:
-                log.debug("the rest of an answer: %s", error)
-        self.release(answer)
-
-    def _get(self, address: Address, headers: dict[str, str]) -> Answer:
-        login = self._login(address)
-        lines = {**headers, "Authorization": basic(login)} if login else headers
-        connection = self._pool.take(address.origin)
-        while True:
-            used = connection is not None
-            connection = connection or self._connect(address)
-            try:
-                return connection.get(address, lines, seconds=self.settings.read_timeout)
-            except Broken as error:
-                connection.close()
-                if used and not isinstance(error, TimeoutError):  # the mirror had just closed it
-                    connection = None
-                    continue
-                silent = isinstance(error, TimeoutError)
-                reason = "it accepted the connection and then said nothing" if silent else innermost(error)
-                raise SourceError(f"no answer from {shown(address.url)}: {reason}") from error
-            except BaseException:
-                connection.close()
-                raise
-
-    def _connect(self, address: Address) -> Connection:
-        proxy = proxy_for(address, self.settings)
-        tls = "https" in (address.scheme, proxy.scheme if proxy else "")
-        context = self._context if tls else None
-        try:
-            return Connection(address, proxy, seconds=self.settings.connect_timeout, context=context)
-        except (ProxyRefused, *Broken) as error:
-            raise _no_connection(error, address, proxy) from error
-
     @cached_property
-    def _context(self) -> ssl.SSLContext:
-        import ssl
+    def _client(self) -> Client:
+        # Not before something is read: http.client takes longer to import than a kernel takes to load from the store.
+        from kartifacts.sources.client import Client
 
-        variable, place = self.settings.authorities
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            if not place:
-                _load_usual(context)
-            elif Path(place).is_dir():
-                context.load_verify_locations(capath=place)
-            else:
-                context.load_verify_locations(cafile=place)
-        except OSError as error:
-            raise NoConnection(
-                f"no answer from {self.name}: {variable} names {place!r}, which cannot be read: {innermost(error)}",
-                permanent=True,
-                hint=f"{variable} is a file of certificates in PEM form, or a directory of them",
-            ) from error
-        return context
-
-    def _login(self, address: Address) -> tuple[str, str] | None:
-        """The user and password for an address: its URL's, or what netrc has for its host."""
-        ours = address.origin == self._address.origin
-        if ours and self._address.login:
-            return self._address.login
-        found = self._netrc.hosts.get(address.host) or (self._netrc.hosts.get("default") if ours else None)
-        return (found[0], found[2] or "") if found else None
-
-    @cached_property
-    def _netrc(self) -> netrc.netrc:
-        path = self.settings.netrc
-        try:
-            if path is not None:
-                return netrc.netrc(str(path))
-        except FileNotFoundError:
-            pass
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-            log.warning("%s is not used: %s", path, error)
-        return netrc.netrc("/dev/null")
-
-
-def _load_usual(context: ssl.SSLContext) -> None:
-    """Trust whom this system trusts, or where it says nothing, as in many a container, whom certifi does."""
-    import ssl
-
-    found = ssl.get_default_verify_paths()
-    if found.cafile or (found.capath and any(Path(found.capath).glob("*.0"))):
-        context.load_default_certs()
-    else:
-        import certifi
-
-        context.load_verify_locations(cafile=certifi.where())
-
-
-def _redirected(address: Address, location: str) -> Address:
-    try:
-        target = joined(address, location)
-    except ValueError as error:
-        raise SourceError(
-            f"{shown(address.url)} redirects to {shown(location)!r}, which is refused: {error}", permanent=True
-        ) from error
-    if address.scheme == "https" != target.scheme:
-        raise SourceError(
-            f"{shown(address.url)} redirects to {shown(target.url)!r}, which is refused: it is not encrypted",
-            permanent=True,
-        )
-    return target
-
-
-def _no_connection(error: Exception, address: Address, proxy: Address | None) -> NoConnection:
-    import ssl
-
-    where = f"no answer from {shown(address.url)}"
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return NoConnection(
-            f"{where}: its certificate is not trusted: {error.verify_message}", permanent=True, hint=_AUTHORITY_HINT
-        )
-    if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, TimeoutError)):
-        return NoConnection(f"{where}: TLS failed: {innermost(error)}", permanent=True)
-    if isinstance(error, ProxyRefused):
-        denied = error.status < 500
-        hint = "the proxy wants credentials: put them into HTTPS_PROXY" if error.status == 407 else _PROXY_HINT
-        return NoConnection(f"{where}: {error}", permanent=denied, hint=hint)
-    reason = "no connection in time" if isinstance(error, TimeoutError) else innermost(error)
-    if proxy is None:
-        return NoConnection(f"{where}: {reason}")
-    return NoConnection(f"{where}: the proxy {shown(proxy.url)} failed: {reason}", hint=_PROXY_HINT)
+        return Client(self._address, self._settings, self.breaker)

@@ -202,6 +202,8 @@ class _Reported:
             self._breaker.failed(self.began, error.message, unanswered=unanswered)
         elif error is None or isinstance(error, (SourceError, VerificationError)):
             self._breaker.answered(self.began)
+            if isinstance(error, SourceError) and not error.missing:  # a refusal, perhaps of this one blob
+                self._breaker.disappointed(error.message)
 
 
 def _broke_off(error: Exception) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +16,8 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.model.digest import Digest
 from kartifacts.sources import Source
-from kartifacts.sources.http import MAX_REDIRECTS, HttpSource
+from kartifacts.sources.client import MAX_REDIRECTS
+from kartifacts.sources.http import HttpSource
 from kartifacts.testing import Mirror, faults
 
 Make = Callable[..., Settings]
@@ -546,6 +549,16 @@ def test_threads_share_what_is_known_of_a_mirror(dead_host: str, settings: Make,
     assert time.monotonic() - started < 2 * 0.5 + 1.5
     assert len(messages) == 200
     assert sum("is not asked" in message for message in messages) >= 184
+
+
+def test_a_mirror_that_is_not_asked_costs_no_import_of_a_client() -> None:
+    code = (
+        "import sys, kartifacts.config as c, kartifacts.sources as s\n"
+        "assert s.from_settings(c.read({}, {'mirrors': 'https://mirror.example'}))\n"
+        "print(sorted({'http.client', 'ssl', 'certifi', 'requests', 'urllib3'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_no_mirror_is_opened_offline(settings: Make) -> None:
