@@ -1,4 +1,4 @@
-"""`load()`: process cache → local sources → store → mirrors → JIT, each refusal kept as a reason.
+"""`load()`: process cache → local sources → store → built here before → mirrors → JIT; refusals are kept as reasons.
 
     1. the op is looked up where it is declared, its axes are checked, the device's arch is found
     2. published, local: pinned bundles that fit, read from directories, wheels and the store       no socket
