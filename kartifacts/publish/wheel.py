@@ -339,7 +339,7 @@ def check_sizes(written: Sequence[Written], limit: int) -> None:
         raise ConfigError(
             f"{made.wheel.file_name} would have {_megabytes(made.size)}, and at most {_megabytes(limit)} are allowed; "
             f"nothing was written.  Its largest ops:{shown}",
-            hint=f"--one-per-arch gives {by_arch}; {fewer}" if len(archs) > 1 else f"{fewer}; or raise --max-bytes",
+            hint=f"--one-per-arch gives about {by_arch}; {fewer}" if len(archs) > 1 else f"{fewer}; or raise --max-bytes",
         )
 
 
