@@ -14,6 +14,7 @@ A repository on disk, a mirror in front of it, and a fault::
 `Mirror` is a threaded HTTP/1.1 server on 127.0.0.1 with keep-alive, ranges and ETags.  An order holds for requests
 whose path contains its `match`, after the first `skip` of them, `times` times (None: for ever); the oldest order that
 applies is carried out.  `mirror.requests` is what was really asked, `mirror.connections` how often somebody connected.
+With an `ssl.SSLContext` it speaks TLS; as a proxy it gives what it holds, and carries CONNECT to `mirror.tunnel_to`.
 """
 
 from __future__ import annotations

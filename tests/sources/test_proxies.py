@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -216,3 +217,14 @@ def test_the_wrong_protocol_is_a_typed_error(
     port = mirror.port if scheme == "https" else encrypted.port
     with pytest.raises(SourceError, match="no answer from"):
         read(HttpSource(f"{scheme}://localhost:{port}", settings()), digest, 10)
+
+
+def test_a_host_that_accepts_connections_and_never_speaks_tls_costs_one_connect_timeout(
+    settings: Make, digest: Digest
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        source = HttpSource(f"https://127.0.0.1:{listener.getsockname()[1]}", settings(connect_timeout=0.5))
+        started = time.monotonic()
+        with pytest.raises(SourceError, match="no connection in time"):
+            read(source, digest, 10)
+        assert time.monotonic() - started < 3
