@@ -306,6 +306,28 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda handle, operation: None)
 
 
+def test_without_locks_only_age_tells_that_a_build_was_killed(
+    settings: Settings, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # as NFS says of a directory
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    staging = settings.workspace / "staging"
+    for name in (
+        f"{os.uname().nodename}-1-young",
+        f"{os.uname().nodename}-1-old",
+        "elsewhere-1-young",
+        "elsewhere-1-old",
+    ):
+        (staging / name).mkdir(parents=True)
+        if name.endswith("old"):
+            os.utime(staging / name, (0, 0))
+    build_one(make_spec(), settings)
+    assert {path.name.split("-")[-1] for path in staging.iterdir()} == {"young"}
+    assert len(list(staging.iterdir())) == 2
+
+
 def test_without_locks_several_builders_end_with_one_kernel(
     watched: Settings, make_spec: MakeSpec, without_locks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,8 @@ def choose(registry: Registry, selection: Selection, unread: list[Unread], *, lo
                     taken.update((name, entry.uri) for entry in new)
                 if new:
                     yield pin, bundle, new
+                if local and not devices:  # each table is looked at once: a list of all kernels need not hold all
+                    bundle.forget()
 
 
 def devices_of(archs: str) -> Sequence[Arch | None]:
