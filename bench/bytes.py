@@ -13,7 +13,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
+import struct
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,8 +119,9 @@ def next_release(raw: Path, rows: Sequence[contenders.Row], place: Path, options
         (tree / path).unlink()
         (tree / path).write_bytes(content)
     for listed in list(tree.rglob("checksums.txt")):
-        corpus.write_checksums(listed.parent)
-    corpus.publish(tree, place / "release", place / "next.lock", "2", options.without)
+        names = [line.split()[1] for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+        corpus.write_checksums(listed.parent, names)
+    corpus.publish(tree, place / "release", place / "next.lock", "2")
     shutil.rmtree(tree)
     return changed
 
@@ -131,12 +135,22 @@ def link(source: str, target: str) -> None:
 
 
 def recompiled(content: bytes, rng: random.Random, lines: int) -> bytes:
-    """Other code in places: of one in so many lines of 128 bytes 16 bytes differ.  What stands before is kept."""
+    """Other code in places: of one in so many lines of 128 bytes 16 bytes differ.  All else of the file is kept."""
     changed = bytearray(content)
-    for start in range(4096, len(content) - 128, 128):
-        if rng.randrange(lines) == 0:
-            changed[start + 32 : start + 48] = rng.randbytes(16)
+    for start, size in code_of(content):
+        for line in range(start, start + size - 127, 128):
+            if rng.randrange(lines) == 0:
+                changed[line + 32 : line + 48] = rng.randbytes(16)
     return bytes(changed)
+
+
+def code_of(content: bytes) -> list[tuple[int, int]]:
+    """Where the executable sections of a 64-bit ELF file lie, or all of what is none."""
+    if not content.startswith(b"\x7fELF\x02\x01"):
+        return [(0, len(content))]
+    (first,), (size, count) = struct.unpack_from("<Q", content, 0x28), struct.unpack_from("<HH", content, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", content, first + size * number) for number in range(count)]
+    return [(offset, length) for _, _, flags, _, offset, length in sections if flags & 4]
 
 
 def cases(
@@ -183,4 +197,5 @@ def show(lines: Sequence[Line], limits: Sequence[Limit]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and directories go then too
     main()

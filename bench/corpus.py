@@ -23,7 +23,7 @@ def prepare(name: str, raw: Path, place: Path, without: Sequence[str] = ()) -> N
     """Make the files, unless they are given, publish them below `place`, and list them there."""
     if name != "C":
         make(name, raw / _FOLDER)
-        write_checksums(raw / _FOLDER)
+        write_checksums(raw / _FOLDER, sorted(path.name for path in (raw / _FOLDER).iterdir()))
     publish(raw, place / "release", place / "kartifacts.lock", "1", without)
     rows = "".join(f"{row.sha256} {row.size} {row.path}\n" for row in released(place / "release"))
     (place / "list").write_text(rows, encoding="utf-8")
@@ -59,11 +59,10 @@ def cubin(rng: random.Random, stock: list[bytes]) -> bytes:
     return bytes(content[:size])
 
 
-def write_checksums(directory: Path) -> None:
+def write_checksums(directory: Path, names: Sequence[str]) -> None:
     listed = directory / "checksums.txt"
-    names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    text = "".join(f"{sha256(directory / name)} {name}\n" for name in names if name != listed.name)
-    listed.unlink(missing_ok=True)  # it may be a link to another
+    text = "".join(f"{sha256(directory / name)} {name}\n" for name in names)
+    listed.unlink(missing_ok=True)  # it may be another's name too
     listed.write_text(text, encoding="utf-8")
 
 

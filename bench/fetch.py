@@ -290,4 +290,5 @@ def record(path: Path, results: Results, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and directories go then too
     main()

@@ -6,16 +6,17 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from contenders import COMMIT, HUB, Row
 
-PORT = 8471
+FIRST_PORT = 8471
 _CONF = """
 pid {state}/nginx.pid; error_log {state}/error.log warn; worker_processes 1; {user}
 events {{ worker_connections 1024; }}
@@ -25,7 +26,7 @@ http {{
   client_body_temp_path {state}/t1; proxy_temp_path {state}/t2; fastcgi_temp_path {state}/t3;
   uwsgi_temp_path {state}/t4; scgi_temp_path {state}/t5;
   ssl_certificate {state}/server.pem; ssl_certificate_key {state}/server.key;
-  map_hash_max_size 65536; map_hash_bucket_size 512;
+  map_hash_max_size 1048576; map_hash_bucket_size 512;
   map $uri $linked {{ include {state}/digests; }}
   server {{
     listen {address}:{port}; listen {address}:{secure} ssl http2;
@@ -46,13 +47,14 @@ class Sent(NamedTuple):
 
 
 class Mirror:
-    def __init__(self, state: Path, address: str) -> None:
+    def __init__(self, state: Path, address: str, port: int) -> None:
         self.state = state
-        self.address = address
+        self._address = address
+        self._port = port
         self._read = 0
 
     def url(self, secure: bool = False) -> str:
-        return f"https://{self.address}:{PORT + 1}" if secure else f"http://{self.address}:{PORT}"
+        return f"https://{self._address}:{self._port + 1}" if secure else f"http://{self._address}:{self._port}"
 
     @property
     def authority(self) -> Path:
@@ -88,9 +90,10 @@ def serving(
     (www / "release").symlink_to(release)
     _write_hub(www, state, rows)
     _certificate(state, address)
+    port = FIRST_PORT if inside else free_ports()
     user = "user root;" if os.geteuid() == 0 else ""  # a worker of another user could not read a private directory
     conf = _CONF.format(
-        state=state, www=www, user=user, address=address, port=PORT, secure=PORT + 1, hub=HUB, commit=COMMIT
+        state=state, www=www, user=user, address=address, port=port, secure=port + 1, hub=HUB, commit=COMMIT
     )
     (state / "nginx.conf").write_text(conf)
     files = ["-p", str(state), "-c", str(state / "nginx.conf"), "-e", str(state / "error.log")]
@@ -100,10 +103,23 @@ def serving(
             if server.poll() is not None:
                 raise SystemExit(f"nginx did not start: {(state / 'error.log').read_text()}")
             time.sleep(0.02)
-        yield Mirror(state, address)
+        yield Mirror(state, address, port)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+
+
+def free_ports() -> int:
+    """The first of two in a row that nobody uses."""
+    for first in range(FIRST_PORT, FIRST_PORT + 200, 2):
+        with ExitStack() as probes:
+            try:
+                for port in (first, first + 1):
+                    probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+    raise SystemExit("no free ports")
 
 
 def _write_hub(www: Path, state: Path, rows: Sequence[Row]) -> None:
