@@ -25,7 +25,6 @@ from typing import IO
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from kartifacts import __version__
 from kartifacts.errors import ConfigError, PublishConflict, StoreError, VerificationError
 from kartifacts.model.arch import parse_arch, sm_name
 from kartifacts.model.digest import Digest, parse_digest
@@ -316,7 +315,7 @@ def _information(wheel: Wheel) -> dict[str, str]:
         "METADATA": f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\nSummary: {what}\n"
         f"Requires-Python: {REQUIRES_PYTHON}\nDescription-Content-Type: text/plain\n\n"
         f"{what}, as files that kartifacts uses where they lie.\nRelease: sha256:{pin.sha256}\n",
-        "WHEEL": f"Wheel-Version: 1.0\nGenerator: kartifacts ({__version__})\n"
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: kartifacts\n"
         f"Root-Is-Purelib: {str(wheel.platform == ANY).lower()}\nTag: py3-none-{wheel.platform}\n",
         "entry_points.txt": f"[{BUNDLE_GROUP}]\n{wheel.name} = {wheel.package}\n",
     }
@@ -336,10 +335,11 @@ def check_sizes(written: Sequence[Written], limit: int) -> None:
         ops = [*made.bytes_of(lambda kernel: kernel.op).items()][:10]
         shown = "".join(f"\n  {_megabytes(size):>10} {op}" for op, size in ops)
         fewer = "--ops puts fewer ops into it, and --name gives each part a name of its own"
+        split = f"--one-per-arch gives about {by_arch}; {fewer}" if len(archs) > 1 else f"{fewer}; or raise --max-bytes"
         raise ConfigError(
             f"{made.wheel.file_name} would have {_megabytes(made.size)}, and at most {_megabytes(limit)} are allowed; "
             f"nothing was written.  Its largest ops:{shown}",
-            hint=f"--one-per-arch gives about {by_arch}; {fewer}" if len(archs) > 1 else f"{fewer}; or raise --max-bytes",
+            hint=split,
         )
 
 

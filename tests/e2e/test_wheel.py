@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from kartifacts.publish.wheel import Kernel, plan_wheels, write_wheel
 from kartifacts.publish.wheel_audit import audit
 from kartifacts.testing import Mirror
 from tests.conftest import Answer, Content, Machine, MakeRelease, Released
-from tests.e2e.test_places import read_only, state_of
+from tests.e2e.test_places import NOBODY, read_only, state_of
 from tests.sources.test_nginx import SCRIPT, free_ports
 
 PACKAGE = Path(kartifacts.__file__).parent
@@ -101,6 +102,15 @@ def test_an_installed_wheel_needs_no_lock_no_network_no_home_and_no_place_to_wri
         assert warm.result["error"] < 1e-6
     assert state_of(installed) == before
     assert list(machine.home.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
+def test_an_environment_that_another_user_installed_is_used_in_place_too(site: Path, machine: Machine) -> None:
+    """Its code runs in this process already, so that its kernels need not be copied first."""
+    subprocess.run(["chown", "-R", str(NOBODY), site], check=True)
+    warm = machine.watched(LOAD, prefix=read_only(machine.home), PYTHONPATH=site, offline=1, jit="never")
+    assert warm.seen == []
+    assert warm.result["path"].startswith(f"{site}/")
 
 
 def test_explain_and_doctor_show_the_wheel(installed: Path, machine: Machine) -> None:
