@@ -1,5 +1,6 @@
 """`load()`: process cache → local sources → store → built here before → mirrors → JIT; refusals are kept as reasons.
 
+    0. remembered: the answer of an earlier process, if nothing that it hung on has changed
     1. the op is looked up where it is declared, its axes are checked, the device's arch is found
     2. published, local: pinned bundles that fit, read from directories, wheels and the store       no socket
     3. built here before: a finished JIT build of the same op digest and arch                       no socket
@@ -26,6 +27,7 @@ from kartifacts.errors import (
     ArtifactUnavailable,
     ConfigError,
     KartifactsError,
+    LoadError,
     MissingKernel,
     Refusal,
     SourceError,
@@ -33,16 +35,16 @@ from kartifacts.errors import (
     VerificationError,
 )
 from kartifacts.model.arch import parse_arch
-from kartifacts.model.spec import Spec, check_axes, make_uri
-from kartifacts.runtime import host, resolve
+from kartifacts.runtime import host, recall
 from kartifacts.runtime.found import Found
 from kartifacts.runtime.kernel import Kernel
-from kartifacts.runtime.pins import read_lock
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what a remembered kernel does not need is imported where it is used
     from kartifacts.build.library import Libraries
     from kartifacts.fetch import Bundle, Fetcher
     from kartifacts.model.manifest import KernelEntry, Lock
+    from kartifacts.model.spec import Spec
+    from kartifacts.runtime.resolve import Request
 
 log = logging.getLogger(__name__)
 
@@ -129,14 +131,43 @@ class Registry:
     # -- the flow ------------------------------------------------------------------------------------------------------
 
     def _load(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel:
+        asked = None if self._explicit else recall.question(self.settings, op, device, axes)
+        if asked is not None and (kernel := self._remembered(asked)) is not None:
+            return kernel
         spec, request = self._request(op, device, axes)
         refusals = self._without_pins()
         found = self._prebuilt(spec, request, refusals) or self._compiled(spec, request, refusals)
         log.info("%s for %s: %s", request.uri, found.arch, found.origin)
-        return Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
+        kernel = Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
+        if asked is not None and spec is not None and found.origin != "store":
+            recall.keep(asked, recall.Recalled(request.uri, found, tuple(refusals)), self._watched(spec))
+        return kernel
 
-    def _request(self, op: str, device: str | None, axes: Mapping[str, object]) -> tuple[Spec | None, resolve.Request]:
+    def _remembered(self, asked: recall.Question) -> Kernel | None:
+        recalled = recall.look(asked)
+        if recalled is None:
+            return None
+        found = recalled.found
+        try:
+            kernel = Kernel(recalled.uri, found.arch, found.path, found.origin, found.exports, recalled.refusals)
+        except LoadError as error:  # perhaps it needs what this process has otherwise
+            log.info("%s was remembered and is looked for anew: %s", recalled.uri, error.message)
+            recall.forget(asked)
+            return None
+        log.info("%s for %s: remembered", recalled.uri, found.arch)
+        return kernel
+
+    def _watched(self, spec: Spec) -> set[str]:
+        """Every file and directory that had a part in what a kernel of the store was found to be."""
+        files = {os.path.join(spec.root, source.path) for source in spec.sources}
+        files.update(os.path.join(spec.root, home, "op.toml") for home in os.listdir(spec.root))
+        return {str(self.settings.lock), spec.root, *files, *map(os.path.dirname, files)}
+
+    def _request(self, op: str, device: str | None, axes: Mapping[str, object]) -> tuple[Spec | None, Request]:
         """What is wanted: the spec, if the op is declared on this machine, and what a published kernel must match."""
+        from kartifacts.model.spec import check_axes
+        from kartifacts.runtime.resolve import Request
+
         library = self.libraries.library_of(op)
         if library is None:
             return None, self._undeclared(op, device, axes)
@@ -148,10 +179,13 @@ class Registry:
                 f"{family}/{decl.name} is declared for {', '.join(sorted(decl.device))}; {device!r} is {arch}"
             )
         spec = library.spec(op, axes, host.build_arch(arch))
-        return spec, resolve.Request(spec.uri, family, arch, spec.op_digest)
+        return spec, Request(spec.uri, family, arch, spec.op_digest)
 
-    def _undeclared(self, op: str, device: str | None, axes: Mapping[str, object]) -> resolve.Request:
+    def _undeclared(self, op: str, device: str | None, axes: Mapping[str, object]) -> Request:
         """A request for an op of which only prebuilt kernels are known; the pin alone vouches for them."""
+        from kartifacts.model.spec import make_uri
+        from kartifacts.runtime.resolve import Request
+
         family, _, name = op.rpartition("/")
         unread: list[Refusal] = []
         wrong: list[VerificationError] = []
@@ -168,9 +202,9 @@ class Registry:
                 )
             raise unknown
         uri = make_uri(family, name, {axis: str(value) for axis, value in axes.items()})
-        return resolve.Request(uri, family, host.device_arch(device), None)
+        return Request(uri, family, host.device_arch(device), None)
 
-    def _prebuilt(self, spec: Spec | None, request: resolve.Request, refusals: list[Refusal]) -> Found | None:
+    def _prebuilt(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Found | None:
         wrong: list[VerificationError] = []
         with _noting(refusals, "local sources", wrong):
             if found := self._published(request, refusals, wrong, remote=False):
@@ -191,7 +225,7 @@ class Registry:
         return None
 
     def _published(
-        self, request: resolve.Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
+        self, request: Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
     ) -> Found | None:
         fetcher = self._fetcher(remote=remote)
         for bundle, entry in self._fitting(request, refusals, wrong, remote=remote):
@@ -202,8 +236,10 @@ class Registry:
         return None
 
     def _fitting(
-        self, request: resolve.Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
+        self, request: Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
     ) -> Iterator[tuple[Bundle, KernelEntry]]:
+        from kartifacts.runtime import resolve
+
         for bundle in resolve.by_arch(request, self._bundles(refusals, wrong, remote=remote), refusals):
             entry = None
             with _noting(refusals, bundle.name):
@@ -223,7 +259,7 @@ class Registry:
             refusals.append(Refusal("built here before", f"nothing for {spec.arch}"))
         return found
 
-    def _compiled(self, spec: Spec | None, request: resolve.Request, refusals: list[Refusal]) -> Found:
+    def _compiled(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Found:
         from kartifacts.runtime import jit
 
         wanted = f"no usable kernel for {request.uri} on {request.device}"
@@ -258,6 +294,8 @@ class Registry:
     @cached_property
     def lock(self) -> Lock:
         """The pins in force; empty if there is no lock."""
+        from kartifacts.runtime.pins import read_lock
+
         return read_lock(self.settings)
 
     def fetcher(self) -> Fetcher:

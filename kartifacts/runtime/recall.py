@@ -1,0 +1,170 @@
+"""A load that brought a kernel into the store notes there what it came to, so that later processes need not look.
+
+A note answers one question on one installation, and only as long as every file that had a part in the answer is the one
+that it was: lock, declarations, sources, the kernel itself.  Without notes a load takes milliseconds longer, no more;
+so one that finds its kernel in the store writes none, and a warm store is never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kartifacts import __version__
+from kartifacts.config import Settings
+from kartifacts.errors import ConfigError, Refusal, StoreError
+from kartifacts.files.trust import check_trusted, make_directory
+from kartifacts.model.arch import Arch, parse_arch
+from kartifacts.runtime import host
+from kartifacts.runtime.found import Found
+
+log = logging.getLogger(__name__)
+
+DIRECTORY = "recall"  # below the store's v1
+_MOST = 64 << 10  # bytes of a note
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+Stamp = tuple[int, ...]
+
+
+class Recalled(NamedTuple):
+    uri: str
+    found: Found
+    refusals: tuple[Refusal, ...]
+
+
+class Question(NamedTuple):
+    """What is asked of which installation; equal questions have equal answers until a watched file changes."""
+
+    op: str
+    device: Arch
+    axes: tuple[tuple[str, str], ...]
+    settings: Settings
+
+    @property
+    def note(self) -> str:
+        """The path of the note that would answer it."""
+        settings = self.settings
+        said = (
+            *(__version__, self.op, str(self.device), self.axes, str(settings.store), str(settings.lock)),
+            *(sys.executable, sys.path, [_distributions(place) for place in sys.path]),
+            *(os.uname().nodename, os.uname().machine, host.glibc()),
+        )
+        return f"{settings.store}/v1/{DIRECTORY}/{hashlib.sha256(repr(said).encode()).hexdigest()}.json"
+
+
+def question(settings: Settings, op: str, device: str | None, axes: Mapping[str, object]) -> Question | None:
+    """None where the answer hangs on more than a note can watch: explicit directories, or the choice of a device."""
+    if device is None or settings.path or settings.verify == "off":
+        return None
+    try:
+        arch = host.device_arch(device)
+    except ConfigError:  # which the search says better
+        return None
+    return Question(op, arch, tuple(sorted((axis, str(value)) for axis, value in axes.items())), settings)
+
+
+def look(asked: Question) -> Recalled | None:
+    """The noted answer, if there is one and nothing that it hangs on has changed."""
+    try:
+        note = asked.note
+        said = _read(note)
+        if said is None or any(_stamp(path) != tuple(stamp) for path, stamp in said["watched"]):
+            return None
+        place = str(said["path"])
+        if not _in_store(place, asked.settings):
+            raise ValueError(f"{place!r} is not in the store")
+        check_trusted(Path(note).parent)
+        check_trusted(Path(place).parent)
+        kernel = Path(place)
+        found = Found(kernel, parse_arch(said["arch"]), "store", tuple(said["exports"]))
+        return Recalled(said["uri"], found, tuple(Refusal(*row) for row in said["refusals"]))
+    except (OSError, ConfigError, StoreError, KeyError, TypeError, ValueError, RecursionError) as error:
+        log.debug("no use in a note about %s: %s", asked.op, error)
+        return None
+
+
+def keep(asked: Question, recalled: Recalled, watched: Iterable[str]) -> None:
+    """Note an answer, if its kernel is in the store."""
+    place = str(recalled.found.path)
+    if not _in_store(place, asked.settings):
+        return
+    said = {
+        "uri": recalled.uri,
+        "arch": str(recalled.found.arch),
+        "path": place,
+        "exports": recalled.found.exports,
+        "refusals": [(refusal.place, refusal.reason) for refusal in recalled.refusals],
+        "watched": [(path, _stamp(path)) for path in sorted({place, *watched})],
+    }
+    content = json.dumps(said).encode()
+    note = Path(asked.note)
+    try:
+        check_trusted(note.parent)
+        make_directory(note.parent, 0o700)
+        partial = f"{note}.{os.getpid()}.tmp"
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            os.rename(partial, note)
+        except BaseException:
+            os.unlink(partial)
+            raise
+    except (OSError, StoreError) as error:
+        log.debug("no note about %s: %s", asked.op, error)
+
+
+def forget(asked: Question) -> None:
+    """Remove a note that led to something useless."""
+    try:
+        os.unlink(asked.note)
+    except OSError as error:
+        log.debug("a note about %s stays: %s", asked.op, error)
+
+
+def _in_store(place: str, settings: Settings) -> bool:
+    return place.startswith(f"{settings.store}/v1/sha256/") and "/../" not in place
+
+
+def _read(note: str) -> dict[str, Any] | None:
+    content = _bytes(note)
+    said = None if content is None else json.loads(content)
+    return said if isinstance(said, dict) else None
+
+
+def _bytes(note: str | Path) -> bytes | None:
+    try:
+        descriptor = os.open(note, _FLAGS)
+    except FileNotFoundError:
+        return None
+    with open(descriptor, "rb", buffering=0) as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & _OTHERS_WRITE or found.st_uid not in (0, os.geteuid()):
+            raise StoreError(f"{str(note)!r} may be written by other users")
+        return file.read(_MOST)
+
+
+def _stamp(path: str) -> Stamp:
+    """What is different as soon as a file or a directory has been changed or replaced; empty if there is none."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _distributions(place: str) -> list[str]:
+    """What is installed in one place where packages are looked for."""
+    try:
+        return sorted(name for name in os.listdir(place or ".") if name.endswith("-info"))
+    except OSError:
+        return []

@@ -1,0 +1,251 @@
+"""Notes of what a load came to: they save a search, and never outlive what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kartifacts.build import library as libraries
+from kartifacts.build.closure import own_root
+from kartifacts.runtime import Kernel, Registry, recall
+from kartifacts.testing import Mirror
+from tests.conftest import Machine, Released
+
+ASK: dict[str, Any] = {"op": "norm/rmsnorm", "device": "cpu", "dtype": "float32"}
+
+
+class Place:
+    """A machine that has loaded the op once from a mirror; its library of ops may be changed."""
+
+    def __init__(self, machine: Machine, library: Path, settings: dict[str, Any]) -> None:
+        self.machine = machine
+        self.library = library
+        self.settings = settings
+
+    @property
+    def notes(self) -> list[Path]:
+        return sorted((self.machine.store / "v1" / recall.DIRECTORY).glob("*"))
+
+    def registry(self, **settings: Any) -> Registry:
+        return self.machine.registry(**(self.settings | settings))
+
+    def load(self, **settings: Any) -> Kernel:
+        return self.registry(**settings).load(**ASK)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows with each op that is looked for."""
+    found: list[str] = []
+    request = Registry._request
+
+    def noted(self: Registry, op: str, *rest: Any) -> Any:
+        found.append(op)
+        return request(self, op, *rest)
+
+    monkeypatch.setattr(Registry, "_request", noted)
+    return found
+
+
+@pytest.fixture
+def place(
+    machine: Machine, released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[str]
+) -> Place:
+    root = own_root()
+    assert root is not None
+    copy = tmp_path / "library"
+    shutil.copytree(root, copy)
+    monkeypatch.setattr(libraries, "own_root", lambda: copy)
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    (tmp_path / "packages").mkdir()
+    lock = tmp_path / "kartifacts.lock"
+    shutil.copy(released.lock_file, lock)
+    with Mirror(released.path) as mirror:
+        made = Place(machine, copy, {"lock": lock, "mirrors": mirror.url, "jit": "never"})
+        assert made.load().origin == mirror.url
+    assert len(made.notes) == 1
+    searches.clear()
+    return made
+
+
+def test_a_kernel_that_was_brought_is_found_again_without_a_search(place: Place, searches: list[str]) -> None:
+    before = {path: path.stat() for path in place.machine.store.rglob("*")}
+    kernel = place.load()
+    assert searches == []
+    assert (kernel.uri, kernel.origin) == ("norm/rmsnorm?dtype=float32", "store")
+    assert callable(kernel.rmsnorm)
+    after = {path: path.stat() for path in place.machine.store.rglob("*")}
+    assert {path: (found.st_mtime_ns, found.st_ino) for path, found in before.items()} == {
+        path: (found.st_mtime_ns, found.st_ino) for path, found in after.items()
+    }
+
+
+def rewrite(path: Path, change: Callable[[str], str]) -> None:
+    """Change a file so that nobody sees it by size or time."""
+    was = path.stat()
+    text = change(path.read_text())
+    assert len(text.encode()) == was.st_size
+    path.write_text(text)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+def edit_source(place: Place) -> None:
+    source = next(place.library.glob("norm/rmsnorm_cpu.cpp"))
+    rewrite(source, lambda text: text.replace("1", "2", 1))
+
+
+def edit_header(place: Place) -> None:
+    rewrite(next(place.library.glob("norm/rmsnorm.h")), lambda text: text.replace("e", "f", 1))
+
+
+def edit_declaration(place: Place) -> None:
+    rewrite(place.library / "norm" / "op.toml", lambda text: text.replace("#", "%", 1) if "#" in text else text)
+
+
+def add_a_family(place: Place) -> None:
+    shutil.copytree(place.library / "norm", place.library / "other")
+
+
+def change_the_lock(place: Place) -> None:
+    rewrite(place.settings["lock"], lambda text: text)
+
+
+def install_something(place: Place) -> None:
+    (place.library.parent / "packages" / "another-1.0.dist-info").mkdir()
+
+
+def damage_the_kernel(place: Place) -> None:
+    kernel = Path(json.loads(place.notes[0].read_bytes())["path"])
+    kernel.chmod(0o644)
+    content = bytearray(kernel.read_bytes())
+    content[len(content) // 2] ^= 1
+    kernel.write_bytes(content)
+    kernel.chmod(0o444)
+
+
+def let_others_write_the_kernel(place: Place) -> None:
+    Path(json.loads(place.notes[0].read_bytes())["path"]).chmod(0o666)
+
+
+def remove_the_kernel(place: Place) -> None:
+    Path(json.loads(place.notes[0].read_bytes())["path"]).unlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_source,
+        edit_header,
+        edit_declaration,
+        add_a_family,
+        change_the_lock,
+        install_something,
+        damage_the_kernel,
+        let_others_write_the_kernel,
+        remove_the_kernel,
+    ],
+)
+def test_a_note_is_never_believed_after_something_changed(
+    place: Place, searches: list[str], change: Callable[[Place], None]
+) -> None:
+    change(place)
+    try:
+        place.load()
+    except Exception:  # noqa: BLE001  whatever the search now says is its own affair
+        assert searches
+    assert searches == ["norm/rmsnorm"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b'{"watched": 5}',
+        b'{"watched": [5], "path": "/", "arch": "9.0", "exports": [], "uri": "x", "refusals": []}',
+        b'{"watched": [], "path": 5, "arch": "9.0", "exports": [], "uri": "x", "refusals": []}',
+        b'{"watched": [], "path": "/etc/passwd", "arch": "nonsense", "exports": [], "uri": "x", "refusals": []}',
+        b'{"watched": [], "path": "\\u0000", "arch": "9.0", "exports": [], "uri": "x", "refusals": []}',
+        b'{"watched": [], "path": "/etc/passwd", "arch": "9.0", "exports": 5, "uri": "x", "refusals": []}',
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_note_that_says_nothing_sensible_is_none(place: Place, searches: list[str], content: bytes) -> None:
+    place.notes[0].write_bytes(content)
+    assert place.load().origin == "store"
+    assert searches == ["norm/rmsnorm"]
+
+
+@pytest.mark.parametrize("kind", ["writable", "a link", "a pipe", "a directory", "elsewhere"])
+def test_a_note_that_another_could_have_written_is_none(place: Place, searches: list[str], kind: str) -> None:
+    (note,) = place.notes
+    content = note.read_bytes()
+    if kind == "writable":
+        note.chmod(0o666)
+    elif kind == "elsewhere":
+        said = json.loads(content)
+        note.write_text(json.dumps({**said, "path": "/dev/shm/x.so", "watched": []}))
+    else:
+        note.unlink()
+        if kind == "a link":
+            (note.parent.parent / "planted").write_bytes(content)
+            note.symlink_to(note.parent.parent / "planted")
+        elif kind == "a pipe":
+            os.mkfifo(note)
+        else:
+            note.mkdir()
+    assert place.load().origin == "store"
+    assert searches == ["norm/rmsnorm"]
+
+
+@pytest.mark.parametrize("how", ["a directory of kernels", "no verification", "no device", "another library"])
+def test_what_a_note_cannot_watch_is_always_looked_for(
+    place: Place, searches: list[str], tmp_path: Path, how: str
+) -> None:
+    if how == "a directory of kernels":
+        place.load(path=tmp_path / "packages")
+    elif how == "no verification":
+        place.load(verify="off")
+    elif how == "another library":
+        place.machine.registry(libraries=[place.library], **place.settings).load(**ASK)
+    else:
+        place.registry().load("norm/rmsnorm", dtype="float32")
+    assert searches == ["norm/rmsnorm"]
+
+
+def test_a_remembered_kernel_that_does_not_load_here_is_looked_for(
+    place: Place, searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tvm_ffi
+
+    real, calls = tvm_ffi.load_module, []
+
+    def once(path: str) -> Any:
+        calls.append(path)
+        if len(calls) == 1:
+            raise RuntimeError("another libstdc++ is in this process")
+        return real(path)
+
+    monkeypatch.setattr(tvm_ffi, "load_module", once)
+    assert place.load().origin == "store"
+    assert searches == ["norm/rmsnorm"]
+    assert place.notes == []
+
+
+def test_a_search_in_a_warm_store_writes_no_note(place: Place, searches: list[str]) -> None:
+    shutil.rmtree(place.notes[0].parent)
+    assert place.load().origin == "store"
+    assert searches == ["norm/rmsnorm"]
+    assert place.notes == []
