@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from kartifacts import __version__
 from kartifacts.build.closure import inside, own_root, reached
 from kartifacts.build.declared import read_family
 from kartifacts.errors import ConfigError, Refusal
@@ -36,7 +35,7 @@ class Library:
     Every file is read at most once: within a process, a library does not change.
 
     Attributes:
-        version: of the package that brings it; empty if it is of none.
+        version: of the package that brings it; empty if that is this one, or none.
         broken: directory → what is wrong with the op.toml in it; the other families can be used all the same.
     """
 
@@ -270,7 +269,7 @@ def _installed() -> Iterator[tuple[str, str | Path, str]]:
 
     root = own_root()
     if root is not None:
-        yield BUILTIN, root, __version__
+        yield BUILTIN, root, ""
     for point in entry_points(group=ENTRY_POINTS):
         yield point.name, point.value, point.dist.version if point.dist else ""
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -317,12 +318,13 @@ def test_what_is_planted_in_a_tree_is_refused_and_never_waited_for(
 ) -> None:
     path = tree / COMMIT / "fmha" / "trtllm-gen" / name
     path.unlink()
-    {
+    plants: dict[str, Callable[[Path], object]] = {
         "pipe": os.mkfifo,
         "directory": os.mkdir,
         "device": lambda at: os.symlink("/dev/zero", at),
         "link to nothing": lambda at: os.symlink("absent", at),
-    }[kind](path)
+    }
+    plants[kind](path)
     with pytest.raises(VerificationError, match=r"a\.cubin|checksums\.txt"):
         bring(tree, tmp_path / "out")
 

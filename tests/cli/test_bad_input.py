@@ -309,7 +309,7 @@ def test_an_unsupported_pair_of_op_and_arch_is_said_to_be_skipped(
     text = toml.read_text()
     start = text.index("[op.device.cpu]")
     toml.write_text(text[:start] + text[text.index("[op.device.cuda]") :])  # of the first op only
-    monkeypatch.setattr(library, "builtin_root", lambda: root)
+    monkeypatch.setattr(library, "own_root", lambda: root)
     arguments = ("build", "--archs", CPU, "--ops", "activation", "--out")
     answer = machine.cli(*arguments, tmp_path / "out")
     refused(answer, 2, "activation/silu_and_mul", "declared for cuda only")

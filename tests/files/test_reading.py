@@ -21,12 +21,17 @@ def plant_socket(path: Path) -> None:
             os.close(here)
 
 
+def plant_linked_pipe(path: Path) -> None:
+    os.mkfifo(f"{path}.pipe")
+    path.symlink_to(f"{path}.pipe")
+
+
 PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "a named pipe"),
     "socket": (plant_socket, "a socket"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
     "directory": (Path.mkdir, "a directory"),
-    "link to a pipe": (lambda path: (os.mkfifo(f"{path}.p"), path.symlink_to(f"{path}.p")), "a named pipe"),
+    "link to a pipe": (plant_linked_pipe, "a named pipe"),
 }
 
 

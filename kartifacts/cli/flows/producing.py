@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from kartifacts import __version__
 from kartifacts.cli.flows.shared import Report, bar, native
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError, NoCompiler, Refusal
@@ -52,7 +53,7 @@ def build(
     source = next((found for found in libraries.discover() if found.name == library), None)
     if source is None:
         raise ConfigError(f"no kernel library {library!r} is installed", hint="kartifacts doctor lists those there are")
-    version = check_name(version or source.version, "version")
+    version = check_name(version or (__version__ if library == libraries.BUILTIN else source.version), "version")
     archs = parse_archs(settings.archs, native=native(settings.archs))
     names = _op_names(ops, source.ops)
     specs, skipped = source.specs(names, archs)
