@@ -28,7 +28,9 @@ BUNDLE_GROUP = "kartifacts.bundles"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._+-]{0,126}[a-z0-9])?")
 _SEGMENT = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._+-]{0,253}[A-Za-z0-9_+-])?")
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,12}")
+_PATH = re.compile(rf"{_SEGMENT.pattern}(/{_SEGMENT.pattern})*")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_DEVICE_IN_PATH = re.compile(rf"(?:^|/)(?:{_DEVICE.pattern})(?:/|$)", re.IGNORECASE)
 _MAX_PATH = 1024
 
 
@@ -64,10 +66,7 @@ def check_path(text: str, *, what: str = "a kernel path") -> str:
     Upper case is allowed, since the trees that users import have it; `..`, absolute paths, empty segments, control
     characters, Windows device names and anything outside ASCII are not.
     """
-    bad = len(text) > _MAX_PATH or any(
-        not _SEGMENT.fullmatch(segment) or ".." in segment or _DEVICE.fullmatch(segment) for segment in text.split("/")
-    )
-    if bad:
+    if len(text) > _MAX_PATH or ".." in text or not _PATH.fullmatch(text) or _DEVICE_IN_PATH.search(text):
         raise VerificationError(f"{what} is not a safe relative path: {text[:150]!r}")
     return text
 
