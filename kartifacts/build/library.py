@@ -19,6 +19,7 @@ import msgspec
 from kartifacts.build.closure import inside, own_root, reached
 from kartifacts.build.declared import read_family
 from kartifacts.errors import ConfigError, Refusal
+from kartifacts.files.installed import declares
 from kartifacts.model.arch import Arch, parse_arch, supported
 from kartifacts.model.layout import check_name
 from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes
@@ -265,11 +266,13 @@ def open_library(root: Path, name: str | None = None, *, version: str = "", stri
 
 def _installed() -> Iterator[tuple[str, str | Path, str]]:
     """Name, place and version of each installed library, ours first."""
-    from importlib.metadata import entry_points
-
     root = own_root()
     if root is not None:
         yield BUILTIN, root, ""
+    if not declares(ENTRY_POINTS):
+        return
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=ENTRY_POINTS):
         yield point.name, point.value, point.dist.version if point.dist else ""
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
+from kartifacts.files.installed import declares
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import BUNDLE_GROUP
 from kartifacts.sources.breaker import Breaker
@@ -90,6 +91,8 @@ def from_settings(settings: Settings) -> list[Source]:
 
 def installed_bundles() -> tuple[tuple[str, Path], ...]:
     """Name and directory of every bundle wheel in this environment; none of their code is run."""
+    if not declares(BUNDLE_GROUP):
+        return ()
     return _bundles_of(tuple((place, _changed(place)) for place in sys.path))
 
 
