@@ -1,6 +1,6 @@
 """How many bytes and requests it takes to fetch all of a release, parts of it, the next one, and nothing.
 
-    python bench/bytes.py [--tree DIRECTORY [--without DIR]] [--archs 10.3a] [--kernels 100] [--json FILE]
+    python bench/bytes.py [--tree DIRECTORY [--without DIR]] [--archs 10.3a] [--named sm103] [--kernels 100]
 
 Without --tree the data is A of fetch.py.  Counted is what nginx sent, headers included: each case fetches by the
 command's own code into a store of its own.  Nothing here is timed, so a busy machine changes no figure.
@@ -87,7 +87,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, help="a directory in the layout of flashinfer-cubin's cubins")
     parser.add_argument("--without", action="append", default=[], help="a directory of the tree to leave out")
-    parser.add_argument("--archs", default="10.3a", help="the part of the tree to fetch alone; default: 10.3a")
+    parser.add_argument("--archs", default="10.3a", help="fetch what these can run alone; default: 10.3a")
+    parser.add_argument("--named", default="sm103", help="fetch what has this in its path alone; default: sm103")
     parser.add_argument("--kernels", type=int, default=100, help="how many to fetch alone; default: 100")
     parser.add_argument("--lines", type=int, default=8, help="one in how many lines of a changed kernel differs")
     parser.add_argument("--scratch", type=Path, help="default: a temporary directory")
@@ -171,10 +172,13 @@ def cases(
     ]
     if options.tree:
         part = bench.fetch("kartifacts.lock", bench.new_store(), Selection(archs=options.archs))
-        lines.append(Line(f"part for {options.archs}", part))
+        lines.append(Line(f"all that {options.archs} runs", part))
         limits.append(Limit("full fetch: MB", full.sent, 120))
-        share = part.sent / part.kernels / (full.sent / full.kernels)
-        limits.append(Limit("part: MB a MB of kernels / full fetch", share, 1.1))
+        named = tuple(row.path for row in rows if options.named in row.path.lower())
+        alone = bench.fetch("kartifacts.lock", bench.new_store(), Selection(paths=named))
+        lines.append(Line(f"{len(named)} kernels named {options.named}", alone))
+        share = alone.sent / alone.kernels / (full.sent / full.kernels)
+        limits.append(Limit(f"named {options.named}: MB a MB of kernels / full fetch", share, 1.1))
     chosen = random.Random(SEED).sample([row.path for row in rows], min(options.kernels, len(rows)))
     ones = [bench.fetch("kartifacts.lock", bench.new_store(), Selection(paths=(path,))) for path in chosen]
     middle = Moved(*(statistics.median(values) for values in zip(*ones, strict=True)))

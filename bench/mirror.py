@@ -26,7 +26,7 @@ http {{
   client_body_temp_path {state}/t1; proxy_temp_path {state}/t2; fastcgi_temp_path {state}/t3;
   uwsgi_temp_path {state}/t4; scgi_temp_path {state}/t5;
   ssl_certificate {state}/server.pem; ssl_certificate_key {state}/server.key;
-  map_hash_max_size 1048576; map_hash_bucket_size 512;
+  map_hash_max_size 1048576; map_hash_bucket_size 2048;
   map $uri $linked {{ include {state}/digests; }}
   server {{
     listen {address}:{port}; listen {address}:{secure} ssl http2;
