@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kartifacts.errors import ConfigError, VerificationError
-from kartifacts.model.digest import Digest, canonical_json, parse_digest, strict_json
+from kartifacts.model.digest import Digest, are_digests, canonical_json, parse_digest, strict_json
 from kartifacts.model.layout import check_name, check_path, suffix_of
 
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -38,6 +38,8 @@ MAX_BLOCK_RAW = 1 << 30  # bytes of one block, decompressed
 MAX_DELTA_BASE = 32 << 20  # bytes of a kernel that another is described by
 _MAX_VALUES = 4 << 20  # in one table, since a value of one byte costs a hundred in memory
 
+_MAX_AXES = 1024
+_AT_ONCE = 4096  # digests looked at together
 _AXES = re.compile(r"[A-Za-z0-9_.+-]+=[A-Za-z0-9_.+-]+(&[A-Za-z0-9_.+-]+=[A-Za-z0-9_.+-]+)*")
 
 
@@ -274,23 +276,32 @@ def _check_delta(delta: Delta, bundle: BundleManifest, what: str) -> None:
 
 def _check_identities(kernels: list[KernelEntry], what: str) -> None:
     """The parts of entries that end up in messages and in names of files."""
-    uris: set[str] = set()
-    suffixes: set[str] = set()
-    for kernel in kernels:
-        parse_digest(kernel.sha256, what=what)
-        for digest in (kernel.key, kernel.op_digest):
-            if digest:
+    for start in range(0, len(kernels), _AT_ONCE):
+        rows = kernels[start : start + _AT_ONCE]
+        digests = [digest for row in rows for digest in (row.sha256, row.key, row.op_digest) if digest]
+        if not are_digests(digests):
+            for digest in digests:
                 parse_digest(digest, what=what)
+    uris: set[str] = set()
+    good: set[str] = set()  # paths, axes and suffixes that have been looked at: most kernels share theirs with others
+    for kernel in kernels:
         path, question, axes = kernel.uri.partition("?")
-        check_path(path, what=f"a uri in {what}")
-        if question and not (len(axes) <= 1024 and _AXES.fullmatch(axes)):
-            raise VerificationError(f"{what} has a uri with malformed axes: {kernel.uri[:150]!r}")
+        if path not in good:
+            check_path(path, what=f"a uri in {what}")
+            good.add(path)
+        if question and axes not in good:
+            if len(axes) > _MAX_AXES or not _AXES.fullmatch(axes):
+                raise VerificationError(f"{what} has a uri with malformed axes: {kernel.uri[:150]!r}")
+            good.add(axes)
+        if kernel.suffix not in good:
+            if suffix_of(f"_{kernel.suffix}") != kernel.suffix:
+                raise VerificationError(
+                    f"{what} gives {kernel.uri[:150]!r} a suffix that is none: {kernel.suffix[:50]!r}"
+                )
+            good.add(kernel.suffix)
         if kernel.uri in uris:
             raise VerificationError(f"{what} lists {kernel.uri[:150]!r} twice")
         uris.add(kernel.uri)
-        if kernel.suffix not in suffixes and suffix_of(f"_{kernel.suffix}") != kernel.suffix:
-            raise VerificationError(f"{what} gives {kernel.uri[:150]!r} a suffix that is none: {kernel.suffix[:50]!r}")
-        suffixes.add(kernel.suffix)
 
 
 def decode_lock(data: bytes, *, what: str = "kartifacts.lock") -> Lock:

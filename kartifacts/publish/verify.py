@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import KartifactsError, VerificationError
 from kartifacts.files.reading import open_regular
-from kartifacts.model.digest import parse_digest
+from kartifacts.model.digest import parse_digest, sha256
+from kartifacts.model.frames import MAX_WINDOW
 from kartifacts.model.manifest import Block, BundleManifest, KernelEntry, Pin, Table
 from kartifacts.publish.repository import Blob, MissingBlob, Repository, blobs_of, bundle_name
 
@@ -168,13 +169,27 @@ def _wrong_kernels(repository: Repository, what: str, bundle: BundleManifest, ta
     kernels: dict[int, list[KernelEntry]] = {}
     for kernel in table.kernels:
         kernels.setdefault(kernel.block, []).append(kernel)
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
     for number, block in enumerate(table.blocks):
         path = repository.blob(bundle.layers[block.pack].sha256)
         try:
             yield from _wrong_in_block(reader, path, block, kernels.get(number, []), what)
         except (zstandard.ZstdError, OSError) as error:
             yield Fault(f"block {number} of {what}", f"cannot be decompressed: {error}")
+    yield from _wrong_deltas(repository, what, bundle, table)
+
+
+def _wrong_deltas(repository: Repository, what: str, bundle: BundleManifest, table: Table) -> Iterator[Fault]:
+    """Whether each frame is the one that the table names; what it starts from need not be here."""
+    for kernel in table.kernels:
+        delta = kernel.delta
+        if delta is None:
+            continue
+        with open_regular(repository.blob(bundle.layers[delta.pack].sha256)) as file:
+            file.seek(delta.offset)
+            frame = file.read(delta.length)
+        if sha256(frame) != delta.sha256:
+            yield Fault(f"{kernel.uri} in {what}", "its delta is not the one that the table names")
 
 
 def _wrong_in_block(

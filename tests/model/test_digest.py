@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kartifacts.errors import VerificationError
-from kartifacts.model.digest import canonical_json, parse_digest, sha256, strict_json
+from kartifacts.model.digest import are_digests, canonical_json, parse_digest, sha256, strict_json
 
 HEX = hashlib.sha256(b"abc").hexdigest()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
@@ -108,3 +109,13 @@ def test_bytes_give_json_or_a_verification_error(data: bytes) -> None:
     except VerificationError:
         return
     assert json.loads(data) == value
+
+
+@given(
+    st.lists(st.sampled_from(["ab" * 32, "0" * 64, "AB" * 32, "ab" * 31, "ab" * 33, "g" * 64, " " * 64, "é" * 64, ""]))
+)
+def test_many_digests_are_judged_as_each_alone(texts: list[str]) -> None:
+    def plain(text: str) -> bool:
+        return re.fullmatch("[0-9a-f]{64}", text) is not None
+
+    assert are_digests(texts) == all(map(plain, texts))
