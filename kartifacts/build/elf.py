@@ -42,6 +42,7 @@ _FATBIN_MAGIC = 0xBA55ED50
 _FATBIN_PTX, _FATBIN_ELF = 1, 2
 _FATBIN_ZSTD, _FATBIN_LZ4 = 0x8000, 0x2000
 _FATBIN_ARCH_SPECIFIC, _FATBIN_FAMILY = 0x100000, 0x200000
+_PIECE = 1 << 20
 _MAX_FILE, _MAX_IMAGE = 4 << 30, 1 << 30  # bytes
 _NOT_ZERO = re.compile(rb"[^\0]")
 
@@ -338,9 +339,12 @@ def _decompressed(data: memoryview, size: int) -> memoryview:
     if not 0 < size <= _MAX_IMAGE:
         raise Malformed(f"a compressed image claims {size} bytes")
     try:
-        # `size` is padded, so the frame may hold a little less.
+        content = bytearray()
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
-            return memoryview(reader.read(size))
+            # `size` is padded, so the frame may hold a little less; and it is a claim, so no memory is taken on it.
+            while len(content) < size and (piece := reader.read(min(_PIECE, size - len(content)))):
+                content += piece
+        return memoryview(content)
     except zstandard.ZstdError as error:
         raise Malformed(f"a compressed image cannot be read: {error}") from error
 

@@ -7,6 +7,7 @@ import os
 import stat
 from typing import BinaryIO
 
+_PIECE = 1 << 16
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -42,7 +43,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes; an `OSError` as `open_regular` raises if it is larger."""
     with open_regular(path) as file:
-        content = file.read(limit + 1)
+        size = min(os.fstat(file.fileno()).st_size, limit)
+        content = file.read(size + 1)  # not more, since so much memory is taken at once
+        while len(content) <= limit and (piece := file.read(_PIECE)):  # it grows, or is of /proc and has no size
+            content += piece
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", os.fspath(path))
     return content

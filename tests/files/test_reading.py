@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +64,21 @@ def test_a_file_of_terabytes_costs_no_more_than_its_limit(tmp_path: Path) -> Non
         file.truncate(1 << 40)
     with pytest.raises(OSError, match="larger than 1000 bytes"):
         read_regular(tmp_path / "sparse", 1000)
+
+
+def test_a_file_without_a_size_is_read_to_its_end() -> None:
+    assert read_regular("/proc/self/status", 1 << 20).startswith(b"Name:")
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_regular("/proc/self/status", 10)
+
+
+def test_a_limit_takes_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"1")
+    code = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+from kartifacts.files.reading import read_regular
+print(read_regular(sys.argv[1], 1 << 40))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "small")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "b'1'\n"
