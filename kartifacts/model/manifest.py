@@ -278,7 +278,8 @@ def _check_identities(kernels: list[KernelEntry], what: str) -> None:
     """The parts of entries that end up in messages and in names of files."""
     for start in range(0, len(kernels), _AT_ONCE):
         rows = kernels[start : start + _AT_ONCE]
-        digests = [digest for row in rows for digest in (row.sha256, row.key, row.op_digest) if digest]
+        digests = [row.sha256 for row in rows]
+        digests += [digest for row in rows for digest in (row.key, row.op_digest) if digest]
         if not are_digests(digests):
             for digest in digests:
                 parse_digest(digest, what=what)
