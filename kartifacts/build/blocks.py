@@ -90,14 +90,19 @@ def plan(entries: Iterable[PackInput]) -> list[Planned]:
 
 
 def arranged(planned: Sequence[Planned], block_bytes: int) -> Sequence[Planned]:
-    """The order that compresses best: by name, by the words of the name from the last to the first, or by size.
+    """The order that compresses best; which it is depends on how a library names its kernels.
 
-    Which of them brings together what is alike depends on how a library names its kernels: on real cubins the second
-    saves a third of the bytes of the first, and where names are hashes only the third finds anything.
+    On real cubins the second saves a third of the bytes of the first, and where names are hashes only the third finds
+    anything; see docs/adr/0010.
     """
+    return min(orders(planned), key=lambda order: _sampled(order, block_bytes))
+
+
+def orders(planned: Sequence[Planned]) -> tuple[Sequence[Planned], ...]:
+    """By name, by the words of the name from the last to the first, and by size."""
     backwards = sorted(planned, key=lambda kernel: (_WORDS.findall(kernel.entry.uri)[::-1], kernel.entry.uri))
     by_size = sorted(planned, key=lambda kernel: (kernel.size, kernel.entry.uri))
-    return min((planned, backwards, by_size), key=lambda order: _sampled(order, block_bytes))
+    return planned, backwards, by_size
 
 
 def _sampled(order: Sequence[Planned], block_bytes: int) -> float:

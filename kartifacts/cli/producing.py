@@ -45,9 +45,7 @@ def build_command(
     settings = config.read(overrides={"archs": archs})
     if not settings.archs:
         raise ConfigError("no architectures given", hint="pass --archs 'cpu:x86-64-v3 9.0a', or set KARTIFACTS_ARCHS")
-    report = flows.build(
-        settings, ops=ops, out=out, library=library, version=release_version, lock=lock, since=since
-    )
+    report = flows.build(settings, ops=ops, out=out, library=library, version=release_version, lock=lock, since=since)
     lines = [
         f"jobs: {report['jobs']} ({report['jobs_reason']})",
         *(f"skipped: {row}" for row in report["skipped"]),

@@ -1,4 +1,4 @@
-"""A load that brought a kernel into the store notes there what it came to, so that later processes need not look.
+"""Who brings a kernel into the store notes there what a load comes to, so that later processes need not look.
 
 A note answers one question on one installation, and only as long as every file that had a part in the answer is the one
 that it was: lock, declarations, sources, the kernel itself.  Without notes a load takes milliseconds longer, no more;
@@ -55,21 +55,17 @@ class Question(NamedTuple):
         settings = self.settings
         said = (
             *(__version__, self.op, str(self.device), self.axes, str(settings.store), str(settings.lock)),
-            *(sys.executable, sys.path, [_distributions(place) for place in sys.path]),
+            *(sys.prefix, __file__, [(place, names) for place in sys.path if (names := _distributions(place))]),
             *(os.uname().nodename, os.uname().machine, host.glibc()),
         )
         return f"{settings.store}/v1/{DIRECTORY}/{hashlib.sha256(repr(said).encode()).hexdigest()}.json"
 
 
-def question(settings: Settings, op: str, device: str | None, axes: Mapping[str, object]) -> Question | None:
-    """None where the answer hangs on more than a note can watch: explicit directories, or the choice of a device."""
-    if device is None or settings.path or settings.verify == "off":
+def question(settings: Settings, op: str, device: Arch, axes: Mapping[str, object]) -> Question | None:
+    """None where the answer hangs on more than a note can watch, as it does with explicit directories."""
+    if settings.path or settings.verify == "off":
         return None
-    try:
-        arch = host.device_arch(device)
-    except ConfigError:  # which the search says better
-        return None
-    return Question(op, arch, tuple(sorted((axis, str(value)) for axis, value in axes.items())), settings)
+    return Question(op, device, tuple(sorted((axis, str(value)) for axis, value in axes.items())), settings)
 
 
 def look(asked: Question) -> Recalled | None:

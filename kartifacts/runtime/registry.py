@@ -34,7 +34,7 @@ from kartifacts.errors import (
     StoreError,
     VerificationError,
 )
-from kartifacts.model.arch import parse_arch
+from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.runtime import host, recall
 from kartifacts.runtime.found import Found
 from kartifacts.runtime.kernel import Kernel
@@ -128,10 +128,31 @@ class Registry:
             rows.append(jit.explain(spec, self.settings))
         return list(dict.fromkeys(rows))
 
+    def remember(self, uri: str, device: Arch) -> None:
+        """Note what loading a kernel that is in the store comes to on a device of this arch, as its first load would.
+
+        Of what cannot be found here, or is not declared here, there is nothing to note.
+        """
+        op, _, query = uri.partition("?")
+        axes = dict(pair.split("=", 1) for pair in query.split("&") if "=" in pair)
+        asked = None if self._explicit else recall.question(self.settings, op, device, axes)
+        library = self.libraries.library_of(op)
+        if asked is None or library is None:
+            return
+        from kartifacts.runtime.resolve import Request
+
+        refusals = self._without_pins()
+        spec = library.spec(op, axes, host.build_arch(device))
+        request = Request(spec.uri, spec.family, device, spec.op_digest)
+        found = self._published(request, refusals, [], remote=False)
+        if found is not None:
+            there = found._replace(origin="store")
+            recall.keep(asked, recall.Recalled(request.uri, there, tuple(refusals)), self._watched(spec))
+
     # -- the flow ------------------------------------------------------------------------------------------------------
 
     def _load(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel:
-        asked = None if self._explicit else recall.question(self.settings, op, device, axes)
+        asked = None if self._explicit or device is None else self._question(op, device, axes)
         if asked is not None and (kernel := self._remembered(asked)) is not None:
             return kernel
         spec, request = self._request(op, device, axes)
@@ -142,6 +163,12 @@ class Registry:
         if asked is not None and spec is not None and found.origin != "store":
             recall.keep(asked, recall.Recalled(request.uri, found, tuple(refusals)), self._watched(spec))
         return kernel
+
+    def _question(self, op: str, device: str, axes: Mapping[str, object]) -> recall.Question | None:
+        try:
+            return recall.question(self.settings, op, host.device_arch(device), axes)
+        except ConfigError:  # there is no such device, which the search says better
+            return None
 
     def _remembered(self, asked: recall.Question) -> Kernel | None:
         recalled = recall.look(asked)

@@ -249,3 +249,26 @@ def test_a_search_in_a_warm_store_writes_no_note(place: Place, searches: list[st
     assert place.load().origin == "store"
     assert searches == ["norm/rmsnorm"]
     assert place.notes == []
+
+
+def test_a_prefetched_kernel_needs_no_search_and_no_write(
+    machine: Machine, released: Released, searches: list[str]
+) -> None:
+    with Mirror(released.path) as mirror:
+        settings: dict[str, Any] = {"lock": released.lock_file, "mirrors": mirror.url, "jit": "never"}
+        assert machine.cli("fetch", "--ops", "norm", **settings).code == 0
+    before = {path: path.stat().st_mtime_ns for path in machine.store.rglob("*")}
+    for dtype in ("float32", "bfloat16"):
+        kernel = machine.registry(**settings).load("norm/rmsnorm", device="cpu", dtype=dtype)
+        assert (kernel.origin, kernel.arch) == ("store", released.best)
+    assert searches == []
+    assert {path: path.stat().st_mtime_ns for path in machine.store.rglob("*")} == before
+
+
+def test_a_better_kernel_that_is_fetched_later_replaces_the_note(machine: Machine, released: Released) -> None:
+    (other,) = (arch for arch in released.archs if arch != released.best)
+    with Mirror(released.path) as mirror:
+        settings: dict[str, Any] = {"lock": released.lock_file, "mirrors": mirror.url, "jit": "never"}
+        for arch in (other, released.best):
+            assert machine.cli("fetch", "--archs", str(arch), **settings).code == 0
+            assert machine.registry(**settings).load(**ASK).arch == arch

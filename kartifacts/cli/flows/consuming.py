@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,11 @@ from kartifacts.errors import ArtifactUnavailable, ConfigError, KartifactsError,
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import KernelEntry
-from kartifacts.runtime import Registry
+from kartifacts.runtime import Registry, host
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 1000  # kernels, at a millisecond each
 
 if TYPE_CHECKING:
     from kartifacts.fetch import Bundle, Fetcher
@@ -63,6 +69,8 @@ def fetch(settings: Settings, selection: Selection, *, out: Path | None) -> Repo
             out,
         )
     kernels, fetched = (sum(len(row[-1]) for row in rows) for rows in (chosen, lacking))
+    if fetched:
+        _remember(registry, selection, chosen)
     return {
         "kernels": kernels,
         "present": kernels - fetched,
@@ -71,6 +79,24 @@ def fetch(settings: Settings, selection: Selection, *, out: Path | None) -> Repo
         "requests": fetcher.stats.requests,
         "out": None if out is None else str(out),
     }
+
+
+def _remember(registry: Registry, selection: Selection, chosen: list[Chosen]) -> None:
+    """Note what loads of the kernels will come to here, for a number of kernels that takes no time to speak of."""
+    devices = {
+        host.cpu() if device is None or device.kind == "cpu" else replace(device, suffix="", ptx=False)
+        for device in devices_of(selection.archs) or [None]
+    }
+    ours = [(bundle, entry) for _, bundle, entries in chosen for entry in entries if entry.op_digest]
+    if len(ours) > _REMEMBERED:
+        return
+    for bundle, entry in ours:
+        for device in devices:
+            if runs(bundle, device) is not None:
+                try:
+                    registry.remember(entry.uri, device)
+                except KartifactsError as error:  # a load will say it, if it matters to any
+                    log.debug("nothing is noted of %s: %s", entry.uri, error.message)
 
 
 def _path(fetcher: Fetcher, entry: KernelEntry) -> Path:
