@@ -146,9 +146,7 @@ class Fetcher:
         return self.store.find(parse_digest(delta.base), delta.base_size, delta.base_suffix)
 
     def _lacking(self, entries: Iterable[KernelEntry]) -> list[KernelEntry]:
-        return [
-            entry for entry in entries if not self.store.holds(parse_digest(entry.sha256), entry.size, entry.suffix)
-        ]
+        return [entry for entry in entries if not self.store.holds(entry.digest, entry.size, entry.suffix)]
 
     def missing_bytes(self, bundle: Bundle, entries: Iterable[KernelEntry]) -> int:
         """How many bytes `ensure` would read from sources; writes nothing."""
@@ -164,7 +162,7 @@ class Fetcher:
             if (source.installed or _trusted(path)) and self._has_right_bytes(path, entry):
                 self._transfer.origins[entry.sha256] = source.name
                 return path
-        return self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
+        return self.store.find(entry.digest, entry.size, entry.suffix)
 
     def place(self, bundle: Bundle, entry: KernelEntry) -> Path | None:
         """Where an entry can be had without a socket: as `find`, or the pack of a local source that holds it."""
@@ -180,7 +178,7 @@ class Fetcher:
         return self._transfer.origins.get(entry.sha256, "store")
 
     def _loose(self, entry: KernelEntry) -> Iterator[tuple[Source, Path]]:
-        digest = parse_digest(entry.sha256)
+        digest = entry.digest
         for source in self.sources:
             path = source.loose(digest, entry.suffix) if source.local else None
             if path is not None:
@@ -191,7 +189,7 @@ class Fetcher:
         for source, path in self._loose(entry):
             if source.installed or _trusted(path):
                 continue
-            digest = parse_digest(entry.sha256)
+            digest = entry.digest
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 with (
@@ -228,7 +226,7 @@ class Fetcher:
         except OSError as error:
             log.warning("cannot read %s: %s", path, error.strerror)
             return False
-        if digest.hexdigest() != parse_digest(entry.sha256):
+        if digest.hexdigest() != entry.digest:
             self._note_wrong(path, entry, f"sha256 {digest.hexdigest()}")
             return False
         _hashed.add(known)
@@ -245,7 +243,7 @@ class Fetcher:
         self._transfer.wrong_in_place[entry.sha256] = error
 
     def _fetched(self, entry: KernelEntry) -> Path:
-        path = self.store.find(parse_digest(entry.sha256), entry.size, entry.suffix)
+        path = self.store.find(entry.digest, entry.size, entry.suffix)
         if path is None:
             raise StoreError(
                 f"{entry.uri} was written to {str(self.store.root)!r} and is gone",

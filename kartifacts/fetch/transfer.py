@@ -121,13 +121,13 @@ class Transfer:
     def _still_missing(self, parts: Sequence[Part]) -> Iterator[Part]:
         """What another process did not bring while this one waited."""
         for part in parts:
-            kernels = tuple(
-                entry
-                for entry in part.kernels
-                if not self._store.holds(parse_digest(entry.sha256), entry.size, entry.suffix)
-            )
-            if kernels:
+            if not self._holds(part.kernels[0]):  # then nobody was here who wants the same
+                yield part
+            elif kernels := tuple(entry for entry in part.kernels if not self._holds(entry)):
                 yield replace(part, kernels=kernels)
+
+    def _holds(self, entry: KernelEntry) -> bool:
+        return self._store.holds(entry.digest, entry.size, entry.suffix)
 
     def _pending(self, pack: Descriptor, pending: dict[int, Part], progress: Callable[[int], object]) -> None:
         def attempt(source: Source) -> bool:

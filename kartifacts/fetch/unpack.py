@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from typing import IO, TYPE_CHECKING
 from kartifacts.errors import VerificationError
 from kartifacts.fetch.plan import Part
 from kartifacts.files.reading import read_regular
-from kartifacts.model.digest import parse_digest
 from kartifacts.model.frames import MAX_WINDOW
 from kartifacts.model.manifest import MAX_DELTA_BASE, KernelEntry
 from kartifacts.store import Batch, Store
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 WHOLE = 16 << 20  # bytes of a block up to which it is decompressed in one piece, as its publisher packs them
 _PIECE = 256 << 10
-_BUDGET = 3 * WHOLE  # bytes that all threads of this process decompress into at once
+# Bytes that all threads of this process decompress into at once.  A block more than there are cores would only make
+# threads wait for each other; four is what fits beside the rest into 150 MB.
+_BUDGET = min(4, len(os.sched_getaffinity(0))) * WHOLE
 
 
 class WrongPacking(VerificationError):
@@ -78,9 +80,7 @@ def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, 
             _fill(content, compressed, base, what)
             for entry in part.kernels:
                 try:
-                    batch.put(
-                        parse_digest(entry.sha256), content[entry.offset : entry.offset + entry.size], entry.suffix
-                    )
+                    batch.put(entry.digest, content[entry.offset : entry.offset + entry.size], entry.suffix)
                 except VerificationError as error:
                     raise _misplaced(entry, what, error) from error
         return
@@ -121,7 +121,7 @@ def _cut(frame: _Frame, entry: KernelEntry, batch: Batch) -> None:
         frame.read(min(_PIECE, entry.offset - frame.position))
     end = entry.offset + entry.size
     try:
-        with batch.writer(parse_digest(entry.sha256), entry.size, entry.suffix) as writer:
+        with batch.writer(entry.digest, entry.size, entry.suffix) as writer:
             while frame.position < end:
                 writer.write(frame.read(min(_PIECE, end - frame.position)))
     except WrongPacking:

@@ -30,8 +30,9 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._+-]{0,253}[A-Za-z0-9_+-])?")
 _SUFFIX = re.compile(r"\.[A-Za-z0-9]{1,12}")
 _PATH = re.compile(rf"{_SEGMENT.pattern}(/{_SEGMENT.pattern})*")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+_DEVICES = frozenset({"con", "prn", "aux", "nul", "com", "lpt"})  # what names of devices begin with
 _DEVICE_IN_PATH = re.compile(rf"(?:^|/)(?:{_DEVICE.pattern})(?:/|$)", re.IGNORECASE)
-_MAX_PATH = 1024
+MAX_PATH = 1024
 
 
 def blob_path(digest: Digest) -> str:
@@ -66,9 +67,18 @@ def check_path(text: str, *, what: str = "a kernel path") -> str:
     Upper case is allowed, since the trees that users import have it; `..`, absolute paths, empty segments, control
     characters, Windows device names and anything outside ASCII are not.
     """
-    if len(text) > _MAX_PATH or ".." in text or not _PATH.fullmatch(text) or _DEVICE_IN_PATH.search(text):
+    if len(text) > MAX_PATH or ".." in text or not _PATH.fullmatch(text) or _DEVICE_IN_PATH.search(text):
         raise VerificationError(f"{what} is not a safe relative path: {text[:150]!r}")
     return text
+
+
+def is_segment(text: str) -> bool:
+    """Whether `text` may be a part of a path that `check_path` allows."""
+    return (
+        _SEGMENT.fullmatch(text) is not None
+        and ".." not in text
+        and not (text[:3].lower() in _DEVICES and _DEVICE.fullmatch(text))
+    )
 
 
 def suffix_of(path: str) -> str:

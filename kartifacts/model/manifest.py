@@ -18,7 +18,7 @@ import msgspec
 
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.digest import Digest, are_digests, canonical_json, parse_digest, strict_json
-from kartifacts.model.layout import check_name, check_path, suffix_of
+from kartifacts.model.layout import MAX_PATH, check_name, check_path, is_segment, suffix_of
 
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 MEDIA_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -123,6 +123,10 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     exports: list[str] = []
     needs: dict[str, str] = {}  # glibc, glibcxx, cxxabi, cudart, driver, tvm_ffi: lowest version that will do
     delta: Delta | None = None
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(self.sha256)  # of a table that was read, so looked at
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -281,15 +285,16 @@ def _check_identities(kernels: list[KernelEntry], what: str) -> None:
         digests = [row.sha256 for row in rows]
         digests += [digest for row in rows for digest in (row.key, row.op_digest) if digest]
         if not are_digests(digests):
-            for digest in digests:
-                parse_digest(digest, what=what)
+            wrong = next(digest for digest in digests if not are_digests([digest]))
+            raise VerificationError(f"{what} has something that is no digest: {wrong[:100]!r}")
     uris: set[str] = set()
-    good: set[str] = set()  # paths, axes and suffixes that have been looked at: most kernels share theirs with others
+    good: set[str] = set()  # folders, axes and suffixes that have been looked at: most kernels share theirs with others
     for kernel in kernels:
         path, question, axes = kernel.uri.partition("?")
-        if path not in good:
+        folder, _, name = path.rpartition("/")
+        if folder not in good or len(path) > MAX_PATH or not is_segment(name):
             check_path(path, what=f"a uri in {what}")
-            good.add(path)
+            good.add(folder)
         if question and axes not in good:
             if len(axes) > _MAX_AXES or not _AXES.fullmatch(axes):
                 raise VerificationError(f"{what} has a uri with malformed axes: {kernel.uri[:150]!r}")
