@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from kartifacts.errors import KartifactsError, StoreError
 
+_LOOK = 0.05  # seconds after which it is looked whether more threads would help
+_BUSY = 0.5  # of what the cores can do: then they would only be in each other's way
+
 
 def run_all(jobs: Sequence[Callable[[], None]], threads: int) -> list[KartifactsError]:
     """Run the jobs on at most `threads` threads; gives the errors of those that failed.
+
+    It begins with a thread a core and doubles their number as long as they wait for something other than the cores: a
+    near mirror gives more than two cores can unpack, a far one wants many connections.
 
     A store that cannot be written stops everything; other failures leave the rest of the work to be done, so that the
     next run begins where this one ended.
@@ -40,17 +48,35 @@ def run_all(jobs: Sequence[Callable[[], None]], threads: int) -> list[Kartifacts
             else:
                 finished.put(None)
 
-    # Daemons: after Ctrl-C nobody waits for a mirror that is slow to answer, and there is nothing to clean up.
-    for _ in range(min(threads, len(jobs))):
-        threading.Thread(target=work, name="kartifacts-fetch", daemon=True).start()
+    def start(count: int) -> int:
+        # Daemons: after Ctrl-C nobody waits for a mirror that is slow to answer, and there is nothing to clean up.
+        for _ in range(count):
+            threading.Thread(target=work, name="kartifacts-fetch", daemon=True).start()
+        return count
+
+    most, cores = min(threads, len(jobs)), len(os.sched_getaffinity(0))
+    running = start(min(most, cores))
     errors: list[KartifactsError] = []
+    looked, used = time.monotonic(), time.process_time()
+    left = len(jobs)
     try:
-        for _ in jobs:
-            failure = finished.get()
-            if isinstance(failure, KartifactsError) and not isinstance(failure, StoreError):
-                errors.append(failure)
-            elif failure is not None:
-                raise failure
+        while left:
+            try:
+                failure = finished.get(timeout=_LOOK if running < most else None)
+            except queue.Empty:
+                pass
+            else:
+                left -= 1
+                if isinstance(failure, KartifactsError) and not isinstance(failure, StoreError):
+                    errors.append(failure)
+                elif failure is not None:
+                    raise failure
+            now = time.monotonic()
+            if running < most and now - looked >= _LOOK:
+                spent = time.process_time()
+                if spent - used < _BUSY * cores * (now - looked):
+                    running += start(min(running, most - running))
+                looked, used = now, spent
     finally:
         stop.set()
     return errors
