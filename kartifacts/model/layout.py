@@ -8,6 +8,7 @@ targets/<library>/<version>/<sha256>.index.json        a release, by name; one f
 In stores and bundle wheels kernels lie as files of their own, and a bundle wheel brings its pin:
 
 v1/sha256/<2 hex>/<hex><suffix>                        a kernel that is used in place
+v1/recall/<hex>.json                                   in a store only: what a load came to
 kartifacts.lock                                        the release that a bundle wheel was made of
 """
 
@@ -21,6 +22,7 @@ from kartifacts.model.digest import Digest
 OCI_LAYOUT = "oci-layout"
 OCI_LAYOUT_CONTENT = b'{"imageLayoutVersion":"1.0.0"}'
 OCI_INDEX = "index.json"
+NOTES = "v1/recall"
 BUNDLE_LOCK = "kartifacts.lock"
 BUNDLE_GROUP = "kartifacts.bundles"
 """Entry point group of installed bundle wheels; the value names the package whose directory holds the bundle."""

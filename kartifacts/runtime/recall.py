@@ -22,12 +22,12 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, Refusal, StoreError
 from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.arch import Arch, parse_arch
+from kartifacts.model.layout import NOTES
 from kartifacts.runtime import host
 from kartifacts.runtime.found import Found
 
 log = logging.getLogger(__name__)
 
-DIRECTORY = "recall"  # below the store's v1
 _MOST = 64 << 10  # bytes of a note
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -58,7 +58,7 @@ class Question(NamedTuple):
             *(sys.prefix, __file__, [(place, names) for place in sys.path if (names := _distributions(place))]),
             *(os.uname().nodename, os.uname().machine, host.glibc()),
         )
-        return f"{settings.store}/v1/{DIRECTORY}/{hashlib.sha256(repr(said).encode()).hexdigest()}.json"
+        return f"{settings.store}/{NOTES}/{hashlib.sha256(repr(said).encode()).hexdigest()}.json"
 
 
 def question(settings: Settings, op: str, device: Arch, axes: Mapping[str, object]) -> Question | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kartifacts.errors import StoreError
 from kartifacts.files import locking
 from kartifacts.files.faults import storing
+from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest
+from kartifacts.model.layout import NOTES
 from kartifacts.store.writing import TEMPORARY_PREFIX, unfit
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NOTE_BYTES = 64 << 10
 _ABANDONED_SECONDS = 3600.0  # no write of one entry takes that long without a byte
 _PIECE = 1 << 20
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -220,7 +224,7 @@ def collect(
         removed.append(entry.place)
         freed += entry.size
     kept, kept_bytes = kept - len(removed), total - freed
-    for place, size in _litter(store.root / "v1"):
+    for place, size in (*_litter(store.root / "v1"), *_useless_notes(store.root / NOTES, set(removed))):
         removed.append(place)
         freed += size
     if not dry_run:
@@ -249,3 +253,20 @@ def _litter(base: Path) -> Iterator[tuple[str, int]]:
             directory in ("tmp", "quarantine") or (directory == "locks" and not locking.is_held(Path(place)))
         ):
             yield place, found.st_size
+
+
+def _useless_notes(directory: Path, removed: AbstractSet[str]) -> Iterator[tuple[str, int]]:
+    """Notes about kernels that are not there or no longer will be, and what is no note."""
+    abandoned = time.time() - _ABANDONED_SECONDS
+    for item in _listed(directory):
+        found = item.stat(follow_symlinks=False)
+        if not item.name.endswith(".json"):
+            useless = found.st_mtime < abandoned
+        else:
+            try:
+                kernel = json.loads(read_regular(item.path, _NOTE_BYTES))["path"]
+                useless = kernel in removed or not os.path.exists(kernel)
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                useless = True
+        if useless and not stat.S_ISDIR(found.st_mode):
+            yield item.path, found.st_size

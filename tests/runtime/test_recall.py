@@ -13,7 +13,8 @@ import pytest
 
 from kartifacts.build import library as libraries
 from kartifacts.build.closure import own_root
-from kartifacts.runtime import Kernel, Registry, recall
+from kartifacts.runtime import Kernel, Registry
+from kartifacts.store import Store
 from kartifacts.testing import Mirror
 from tests.conftest import Machine, Released
 
@@ -30,7 +31,7 @@ class Place:
 
     @property
     def notes(self) -> list[Path]:
-        return sorted((self.machine.store / "v1" / recall.DIRECTORY).glob("*"))
+        return sorted((self.machine.store / "v1" / "recall").glob("*"))
 
     def registry(self, **settings: Any) -> Registry:
         return self.machine.registry(**(self.settings | settings))
@@ -272,3 +273,15 @@ def test_a_better_kernel_that_is_fetched_later_replaces_the_note(machine: Machin
         for arch in (other, released.best):
             assert machine.cli("fetch", "--archs", str(arch), **settings).code == 0
             assert machine.registry(**settings).load(**ASK).arch == arch
+
+
+def test_gc_removes_notes_with_their_kernels_and_no_others(place: Place) -> None:
+    (note,) = place.notes
+    (note.parent / "nonsense.json").write_text("[")
+    kernel = Path(json.loads(note.read_bytes())["path"])
+    store = Store(place.machine.store)
+    assert str(note) not in store.gc({kernel.stem}, dry_run=True).removed
+    store.gc({kernel.stem})
+    assert place.notes == [note]
+    assert str(note) in store.gc(set()).removed
+    assert place.notes == []
