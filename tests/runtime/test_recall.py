@@ -123,11 +123,12 @@ def install_something(place: Place) -> None:
 
 def damage_the_kernel(place: Place) -> None:
     kernel = Path(json.loads(place.notes[0].read_bytes())["path"])
-    kernel.chmod(0o644)
     content = bytearray(kernel.read_bytes())
     content[len(content) // 2] ^= 1
-    kernel.write_bytes(content)
-    kernel.chmod(0o444)
+    damaged = kernel.with_name("damaged")
+    damaged.write_bytes(content)
+    damaged.chmod(0o444)
+    damaged.replace(kernel)  # another file, since this process has the first one mapped
 
 
 def let_others_write_the_kernel(place: Place) -> None:
