@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from kartifacts.build.blocks import BLOCK_BYTES, Frame, PackInput, Planned, arranged, compressed, grouped, plan
-from kartifacts.build.reuse import Earlier, Reused, best, bring, digests, heirs
+from kartifacts.build.blocks import BLOCK_BYTES, Frame, PackInput, arranged, compressed, grouped, plan
+from kartifacts.build.reuse import Earlier, Heir, Reused, best, bring, digests, heirs
 from kartifacts.errors import ConfigError, StoreError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import Digest, sha256
@@ -45,6 +45,7 @@ PACK_BYTES = 64 << 20
 LEVEL = 9  # four times the time of 3 and a sixth smaller; 19 takes forty times longer again
 _PIECE = 1 << 20
 _MAX_JOBS = 4
+_WORTH = 2  # times shorter than its share of the block has a delta to be
 
 Progress = Callable[[int, int], None]
 """Told the bytes done and the bytes in all, both before compression."""
@@ -96,7 +97,8 @@ def pack_bundle(
     with _writing(out):
         blobs = out / "blobs" / "sha256"
         blobs.mkdir(parents=True, exist_ok=True)
-        reused = best(planned, digests(planned), earlier) if earlier else None
+        hashes = digests(planned) if earlier else {}
+        reused = best(planned, hashes, earlier)
         contents = _Contents()
         if reused is not None:
             contents.take_over(reused, bring(reused, out), {kernel.entry.uri: kernel.entry for kernel in planned})
@@ -106,7 +108,7 @@ def pack_bundle(
         frames = compressed(groups, level, jobs or _default_jobs(), out)
         contents.pack(frames, blobs, pack_bytes, lambda size: progress and progress(done + size, total))
         if reused is not None:
-            contents.describe(new, reused, blobs)
+            contents.describe(heirs(new, hashes, reused.earlier), blobs)
         table = Table(
             version=1,
             library=library,
@@ -214,12 +216,17 @@ class _Contents:
         finally:
             pack.abandon()
 
-    def describe(self, changed: Sequence[Planned], reused: Reused, blobs: Path) -> None:
-        """Add a pack of ways from the earlier kernels to the changed ones."""
+    def describe(self, changed: Iterable[Heir], blobs: Path) -> None:
+        """Add a pack of the ways from earlier kernels to changed ones, as far as they are shorter than by the block."""
+        entries = {entry.uri: entry for entry in self.kernels}
         found: dict[str, Delta] = {}
         pack = _Blob(blobs)
         try:
-            for heir in heirs(changed, reused.earlier):
+            for heir in changed:
+                entry = entries[heir.uri]
+                block = self.blocks[entry.block]
+                if _WORTH * len(heir.frame) * block.size > block.length * entry.size:
+                    continue
                 found[heir.uri] = Delta(
                     pack=len(self.packs),
                     offset=pack.size,

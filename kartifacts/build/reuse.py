@@ -20,7 +20,7 @@ from kartifacts.model.frames import MAX_WINDOW
 from kartifacts.model.layout import blob_path
 from kartifacts.model.manifest import MAX_DELTA_BASE, BundleManifest, Descriptor, KernelEntry, Table
 
-_MOST_WASTE = 4  # a bundle is packed anew when more than one byte in four of its old blocks would be for nobody
+_MOST_WASTE = 4  # of the bytes of the blocks that live on, at most one in four may be for nobody
 _DELTA_LEVEL = 12
 _PIECE = 1 << 20
 
@@ -41,6 +41,7 @@ class Reused:
     earlier: Earlier
     blocks: tuple[int, ...]  # numbers in the earlier table
     kernels: Mapping[str, KernelEntry]  # uri → the earlier entry of the same bytes, in one of these blocks
+    matching: int  # bytes of all kernels that were there before, in whatever block
 
     @property
     def packs(self) -> list[int]:
@@ -65,17 +66,18 @@ def digests(planned: Iterable[Planned]) -> dict[str, Digest]:
 
 
 def best(planned: Sequence[Planned], hashes: Mapping[str, Digest], candidates: Iterable[Earlier]) -> Reused | None:
-    """What to keep of the candidate that saves most; None if too much of each is for nobody any more."""
-    found = [reused for earlier in candidates if (reused := _reused(planned, hashes, earlier)) is not None]
+    """The candidate that saves most and what of it lives on, which may be nothing; None if there is no candidate."""
+    found = [_reused(planned, hashes, earlier) for earlier in candidates]
     # The digest last, so that the same repository gives the same bundle.
-    return max(found, key=lambda reused: (_saved(reused), reused.earlier.manifest.config.digest), default=None)
+    return max(found, key=lambda reused: (*_worth(reused), reused.earlier.manifest.config.digest), default=None)
 
 
-def _saved(reused: Reused) -> int:
-    return sum(reused.earlier.table.blocks[number].length for number in reused.blocks)
+def _worth(reused: Reused) -> tuple[int, int]:
+    blocks = reused.earlier.table.blocks
+    return sum(blocks[number].length for number in reused.blocks), reused.matching
 
 
-def _reused(planned: Sequence[Planned], hashes: Mapping[str, Digest], earlier: Earlier) -> Reused | None:
+def _reused(planned: Sequence[Planned], hashes: Mapping[str, Digest], earlier: Earlier) -> Reused:
     table = earlier.table
     held: dict[str, KernelEntry] = {}
     for entry in table.kernels:
@@ -85,11 +87,19 @@ def _reused(planned: Sequence[Planned], hashes: Mapping[str, Digest], earlier: E
     for entry in matched.values():
         alive.setdefault(entry.block, {})[entry.sha256] = entry.size
     used = {number: sum(sizes.values()) for number, sizes in alive.items()}
-    kept = tuple(number for number, size in sorted(used.items()) if 2 * size >= table.blocks[number].size)
-    raw = sum(table.blocks[number].size for number in kept)
-    if not kept or _MOST_WASTE * (raw - sum(used[number] for number in kept)) > raw:
-        return None
-    return Reused(earlier, kept, {uri: entry for uri, entry in matched.items() if entry.block in set(kept)})
+    kept: list[int] = []
+    raw = wasted = 0
+    for number in sorted(used, key=lambda number: (used[number] / max(table.blocks[number].size, 1), -number)):
+        raw += table.blocks[number].size
+        wasted += table.blocks[number].size - used[number]
+        kept.append(number)
+    while kept and _MOST_WASTE * wasted > raw:  # the worst go first
+        worst = kept.pop(0)
+        raw -= table.blocks[worst].size
+        wasted -= table.blocks[worst].size - used[worst]
+    lasting = set(kept)
+    kernels = {uri: entry for uri, entry in matched.items() if entry.block in lasting}
+    return Reused(earlier, tuple(sorted(kept)), kernels, sum(used.values()))
 
 
 def bring(reused: Reused, out: Path) -> list[Descriptor]:
@@ -113,15 +123,20 @@ def bring(reused: Reused, out: Path) -> list[Descriptor]:
     return layers
 
 
-def heirs(planned: Iterable[Planned], earlier: Earlier) -> Iterator[Heir]:
-    """For each changed kernel whose forerunner is known, a frame that starts from it, where that is a gain."""
+def heirs(planned: Iterable[Planned], hashes: Mapping[str, Digest], earlier: Earlier) -> Iterator[Heir]:
+    """For each changed kernel whose forerunner is known, a frame that starts from it."""
     import zstandard
 
     forerunners = _forerunners(earlier.table)
     wanted: dict[int, list[tuple[Planned, KernelEntry]]] = {}
     for kernel in planned:
         base = forerunners.get(kernel.entry.uri) or forerunners.get(_last(kernel.entry.uri))
-        if base is not None and 0 < base.size <= MAX_DELTA_BASE and 0 < kernel.size <= MAX_DELTA_BASE:
+        if (
+            base is not None
+            and base.sha256 != hashes[kernel.entry.uri]
+            and 0 < base.size <= MAX_DELTA_BASE
+            and 0 < kernel.size <= MAX_DELTA_BASE
+        ):
             wanted.setdefault(base.block, []).append((kernel, base))
     for number, pairs in sorted(wanted.items()):
         content = _content(earlier, number)
@@ -140,8 +155,7 @@ def heirs(planned: Iterable[Planned], earlier: Earlier) -> Iterator[Heir]:
                 write_checksum=False,
             )
             frame = zstandard.ZstdCompressor(compression_params=parameters, dict_data=given).compress(bytes(new))
-            if len(frame) * 16 < len(new):  # else it is hardly like its forerunner, and a block does as well
-                yield Heir(kernel.entry.uri, frame, base)
+            yield Heir(kernel.entry.uri, frame, base)
 
 
 def _forerunners(table: Table) -> dict[str, KernelEntry]:

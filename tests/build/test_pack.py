@@ -418,3 +418,22 @@ def test_an_earlier_release_that_is_damaged_is_never_passed_on(tmp_path: Path, f
     with pytest.raises((VerificationError, StoreError)):
         pack(entries, tmp_path / "new", earlier=[held])
     assert not list((tmp_path / "new").rglob(".partial-*"))
+
+
+@pytest.mark.parametrize("changed", [1, 3, 8])
+def test_a_bundle_too_small_to_keep_a_block_still_says_how_to_get_from_the_old_kernels_to_the_new(
+    tmp_path: Path, changed: int
+) -> None:
+    entries = many(tmp_path / "kernels", 9)
+    out = tmp_path / "out"
+    held = earlier(out, pack(entries, out))
+    change(entries, list(range(changed)))
+    second = pack(entries, out, earlier=[held])
+    bundle, table = opened(out, second)
+    assert {entry.uri for entry in table.kernels if entry.delta is not None} == {
+        f"norm/k?n={number}" for number in range(changed)
+    }
+    ways = sum(entry.delta.length for entry in table.kernels if entry.delta is not None)
+    assert ways < 0.2 * sum(block.length for block in table.blocks)
+    assert len(bundle.layers) == (3 if changed < 3 else 2)  # the old one, where it is kept, the new one, the deltas
+    assert set(unpacked(out, second)) == {entry.uri for entry in entries}
