@@ -19,6 +19,7 @@ class BuildWithKernels(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "kartifacts", "_kernels"), ignore_errors=True)  # of an earlier build
             for path in sorted((HERE / "kernels").rglob("*")):
                 if path.suffix in KEPT and path.is_file() and not path.name.startswith(("test_", "conftest")):
                     target = Path(self.build_lib, "kartifacts", "_kernels", path.relative_to(HERE / "kernels"))

@@ -8,13 +8,18 @@ import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
+from kartifacts.cli.sizes import Size
 from kartifacts.errors import VerificationError
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _select_options = (
     click.option("--library", default=None, help="Only this library."),
     click.option("--ops", default="", help="Only these families or ops, separated by commas."),
-    click.option("--archs", default="", help="Only what these archs can run, e.g. '9.0a cpu:x86-64-v3'; default: all."),
+    click.option(
+        "--archs",
+        default="",
+        help="Only what these archs can run, e.g. '9.0a cpu:x86-64-v3'; default: KARTIFACTS_ARCHS, else all.",
+    ),
 )
 
 
@@ -35,7 +40,8 @@ def fetch_command(
     """Fetch and verify what the lock pins into the store; all of it, or an error that names what is missing."""
     from kartifacts.cli import flows
 
-    report = flows.fetch(config.read(), flows.Selection(library, ops, archs, paths), out=out)
+    settings = config.read()
+    report = flows.fetch(settings, flows.Selection(library, ops, archs or settings.archs, paths), out=out)
     text = (
         f"{report['kernels']} kernels present: {report['fetched']} fetched, {report['present']} were there; "
         f"{report['bytes']} bytes in {report['requests']} requests"
@@ -53,7 +59,8 @@ def status_command(library: str | None, ops: str, archs: str, as_json: bool) -> 
     """
     from kartifacts.cli import flows
 
-    report = flows.status(config.read(), flows.Selection(library, ops, archs, ()))
+    settings = config.read()
+    report = flows.status(settings, flows.Selection(library, ops, archs or settings.archs, ()))
     lines = [
         f"{row['library']} {row['version']}"
         + (f" {row['family']} for {row['arch']}" if row["family"] else "")
@@ -71,7 +78,8 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
     """List the pinned kernels whose tables are here; opens no socket."""
     from kartifacts.cli import flows
 
-    report = flows.listing(config.read(), flows.Selection(library, ops, archs, ()))
+    settings = config.read()
+    report = flows.listing(settings, flows.Selection(library, ops, archs or settings.archs, ()))
     lines = [
         f"{row['uri']}  {row['arch']}  {row['size']} bytes  {row['place'] or 'missing'}" for row in report["kernels"]
     ]
@@ -86,11 +94,15 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
 def verify_command(repository: Path | None, library: str | None, ops: str, archs: str, as_json: bool) -> None:
     """Hash everything in the store, or in a REPOSITORY directory, and say what is damaged or missing; no network.
 
-    Of the store, every entry is read again; the options say which pinned kernels have to be there.
+    Every entry of the store is read again, and so are local directories and installed wheels; what is damaged in the
+    store is moved into its quarantine.  The options say which pinned kernels have to be there.  A REPOSITORY is read
+    whole, and has to hold kernels for every op and arch that is named.
     """
     from kartifacts.cli import flows
 
-    report = flows.verify(config.read(), repository, flows.Selection(library, ops, archs, ()))
+    settings = config.read()
+    chosen = archs if repository is not None else archs or settings.archs
+    report = flows.verify(settings, repository, flows.Selection(library, ops, chosen, ()))
     lines = [*(f"damaged: {name}" for name in report["damaged"]), *(f"missing: {name}" for name in report["missing"])]
     lines.append(f"{report['place']}: {report['checked']} objects checked, {len(lines)} faults")
     emit(as_json, report, "\n".join(lines))
@@ -101,9 +113,7 @@ def verify_command(repository: Path | None, library: str | None, ops: str, archs
 
 
 @click.command("gc")
-@click.option(
-    "--max-bytes", type=click.IntRange(min=0), default=None, help="Stop once the store is no larger than this."
-)
+@click.option("--max-bytes", type=Size(), default=None, help="Stop once the store is no larger than this, e.g. 10GiB.")
 @click.option(
     "--unused-for", type=click.FloatRange(min=0), default=0.0, metavar="DAYS", help="Leave what was used since."
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
+from kartifacts.cli.sizes import Size
 from kartifacts.errors import ConfigError
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -157,19 +157,6 @@ def lock_command(repository: Path, lock: Path, library: str | None, release_vers
     emit(as_json, {"lock": str(lock), "pins": pins}, "\n".join(lines))
 
 
-class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A number of bytes, also as 100MB or 1.5GiB."""
-
-    name = "size"
-    _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}  # noqa: RUF012
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        matched = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([kmg]i?|)b?", str(value).strip(), re.IGNORECASE)
-        if matched is None:
-            self.fail(f"{str(value)[:50]!r} is not a size such as 100MB, 1.5GiB or 2000000", param, ctx)
-        return int(float(matched[1]) * self._UNITS[matched[2].lower()])
-
-
 @click.command("wheel")
 @click.option(
     "--archs", default=None, help="Archs that the release was built for; default: KARTIFACTS_ARCHS, else all."
@@ -185,7 +172,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 @click.option("--out", required=True, type=_DIRECTORY, help="Directory to put the wheels into.")
 @click.option(
     "--max-bytes",
-    type=_Size(),
+    type=Size(),
     default="100MB",
     show_default=True,
     help="Refuse to write a larger wheel; the default is what PyPI takes of a new project.",

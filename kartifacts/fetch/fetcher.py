@@ -50,6 +50,11 @@ class Fetcher:
         """What was read from sources so far."""
         return self._transfer.stats
 
+    @property
+    def wrong_in_place(self) -> dict[str, VerificationError]:
+        """Loose files of local sources that `find` met with other bytes than were pinned, by the sha256 of those."""
+        return self._transfer.wrong_in_place
+
     def release(self, pin: Pin) -> Release:
         """The release index that a pin names.
 

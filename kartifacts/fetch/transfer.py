@@ -231,7 +231,12 @@ class Transfer:
                 source=wrong[-1].source,
                 expected=wrong[-1].expected,
                 actual=wrong[-1].actual,
-                hint="no wrong byte was installed; the mirror's owner should compare these files with the release",
+                hint="no wrong byte was installed; "
+                + (
+                    "the mirror's owner should compare these files with the release"
+                    if any(source.mirror for source in self._sources)
+                    else "copy that directory anew, or install the wheel again: pip install --force-reinstall --no-deps"
+                ),
             )
         hint = (
             "run `kartifacts fetch` where there is a network, or name a directory that holds it in KARTIFACTS_PATH"

@@ -50,7 +50,8 @@ class Op:
         try:
             return self._known[x.dtype, x.device]
         except (AttributeError, KeyError, TypeError):  # not seen yet, or numpy < 2, whose arrays have no device
-            return self._find(x)
+            pass
+        return self._find(x)  # outside, so that its errors have no such context
 
     def _find(self, x: Any) -> tuple[Call, Empty]:
         if _is_torch(x):

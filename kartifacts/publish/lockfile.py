@@ -63,7 +63,7 @@ def one_version_each(pins: Iterable[Pin]) -> dict[str, Pin]:
             raise ConfigError(
                 f"a lock holds one version of a library, got {chosen[pin.library].version} and {pin.version} "
                 f"of {pin.library}",
-                hint="say which version",
+                hint="choose one with --release-version",
             )
     return chosen
 

@@ -89,7 +89,7 @@ def refuse_other_content(bucket: Bucket, library: str, version: str, digest: Dig
         if path != expected:
             raise PublishConflict(
                 f"{bucket.name} already holds another content of {library} {version}: {path!r}; nothing was changed",
-                hint="a version never changes: publish these bundles under another one",
+                hint="a version never changes: publish these bundles under another one, with --release-version",
             )
 
 

@@ -114,7 +114,8 @@ class Registry:
                         continue
                     told.add(bundle.descriptor.digest)
                     size = fetcher.missing_bytes(bundle, [entry])
-                    where = f"{size} bytes to fetch" if size else f"present, from {fetcher.origin_of(entry)}"
+                    absent = f"{size} bytes to fetch" if remote else f"is not here, {size} bytes"
+                    where = absent if size else f"present, from {fetcher.origin_of(entry)}"
                     rows.append(Refusal(place, f"{bundle.name} fits: {where}"))
         if self.settings.offline:
             rows.append(_OFFLINE)

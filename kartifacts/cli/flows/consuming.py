@@ -6,10 +6,11 @@ import logging
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.cli.flows.selecting import (
     Chosen,
@@ -28,7 +29,7 @@ from kartifacts.config import Settings
 from kartifacts.errors import ArtifactUnavailable, ConfigError, KartifactsError, StoreError, VerificationError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import parse_digest
-from kartifacts.model.manifest import KernelEntry
+from kartifacts.model.manifest import Descriptor, KernelEntry, Pin
 from kartifacts.runtime import Registry, host
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,9 @@ def listing(settings: Settings, selection: Selection) -> Report:
         found = fetcher.place(bundle, entry)
         return None if found is None else str(found)
 
+    chosen = list(choose(registry, selection, unread, local=True))
+    if not unread:
+        selection.check(chosen)
     rows = [
         {
             "uri": entry.uri,
@@ -182,7 +186,7 @@ def listing(settings: Settings, selection: Selection) -> Report:
             "sha256": entry.sha256,
             "place": place(bundle, entry),
         }
-        for pin, bundle, entries in choose(registry, selection, unread, local=True)
+        for pin, bundle, entries in chosen
         for entry in entries
     ]
     return {"kernels": rows, "unknown": [_problem(each) for each in unread]}
@@ -194,12 +198,13 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
         from kartifacts.publish.verify import verify_repository
 
         with bar(settings, "verifying", "B") as progress:
-            found = verify_repository(repository, deep=True, progress=progress)
+            found = verify_repository(repository, library=selection.library, deep=True, progress=progress)
+        lacking = [] if found.faults else list(selection.in_vain(_held(repository, found.pins)))
         return {
             "place": str(repository),
             "checked": len(found.blobs) + found.kernels,
             "damaged": [str(fault) for fault in found.faults if not fault.missing],
-            "missing": [str(fault) for fault in found.faults if fault.missing],
+            "missing": [*(str(fault) for fault in found.faults if fault.missing), *lacking],
         }
     registry = Registry(settings)
     fetcher = registry.local_fetcher()
@@ -209,17 +214,42 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
     unread: list[Unread] = []
     if registry.lock.releases:
         here = fetcher.store.holdings()
-        missing += [
-            f"{entry.uri} of {bundle.name}"
-            for _, bundle, entries in choose(registry, selection, unread, local=True)
-            for entry in _lacking(fetcher, here, bundle, entries)
-        ]
+        chosen = list(choose(registry, selection, unread, local=True))
+        for _, bundle, entries in chosen:
+            if fetcher.sources:  # what lies in directories and wheels is looked at too
+                deque(map(fetcher.find, entries), maxlen=0)
+            missing += [
+                f"{entry.uri} of {bundle.name}"
+                for entry in _lacking(fetcher, here, bundle, entries)
+                if entry.sha256 not in fetcher.wrong_in_place
+            ]
+        damaged += [error.message for error in fetcher.wrong_in_place.values()]
+        if not unread:
+            missing += selection.in_vain(chosen)
     for each in unread:
         if isinstance(each.error, VerificationError):
             damaged.append(_problem(each))
         else:
             missing.append(each.what)
     return {"place": str(settings.store), "checked": report.entries, "damaged": damaged, "missing": missing}
+
+
+class _Held(NamedTuple):
+    """A bundle of a repository."""
+
+    descriptor: Descriptor
+
+
+def _held(repository: Path, pins: Sequence[Pin]) -> list[tuple[Pin, _Held, list[KernelEntry]]]:
+    """What a repository that was found sound holds."""
+    from kartifacts.publish.repository import Repository
+
+    shelf = Repository(repository)
+    return [
+        (pin, _Held(descriptor), shelf.table(shelf.bundle(descriptor), "a kernel table").kernels)
+        for pin in pins
+        for descriptor in shelf.release(pin).manifests
+    ]
 
 
 def gc(
@@ -229,6 +259,10 @@ def gc(
     from kartifacts.publish.lockfile import read_lock
 
     registry = pinned_registry(settings)
+    if settings.lock is None:  # the pins of an installed wheel say nothing of what the store is for
+        raise ConfigError(
+            "no lock says what stays, so nothing was removed", hint="set KARTIFACTS_LOCK to the lock of this project"
+        )
     pins = [*registry.lock.releases, *(pin for path in keep_locks for pin in read_lock(path).releases)]
     keep: set[str] = set()
     for pin in {pin.sha256: pin for pin in pins}.values():

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kartifacts.cli.flows.shared import native
 from kartifacts.config import Settings
 from kartifacts.errors import ArtifactUnavailable, ConfigError, VerificationError
 from kartifacts.model.arch import Arch, parse_arch, parse_archs
-from kartifacts.model.manifest import KernelEntry, Pin
+from kartifacts.model.manifest import Descriptor, KernelEntry, Pin
 from kartifacts.runtime import Registry
 
 if TYPE_CHECKING:
@@ -38,12 +38,16 @@ class Selection:
             entries = [entry for entry in entries if any(called(bundle, entry, word) for word in self.words)]
         return [entry for entry in entries if entry.uri in self.paths] if self.paths else entries
 
-    def check(self, chosen: list[Chosen]) -> None:
-        """Complain about a path, an op or an arch that selected nothing: a misspelt one must not pass as done."""
-        hint = "kartifacts list shows what is pinned"
+    def check(self, chosen: Sequence[Chosen]) -> None:
+        """Raise `ArtifactUnavailable` if a part of the selection selected nothing."""
+        for complaint in self.in_vain(chosen):
+            raise ArtifactUnavailable(complaint, hint="kartifacts list shows what is pinned")
+
+    def in_vain(self, chosen: Sequence[tuple[object, Described, Sequence[KernelEntry]]]) -> Iterator[str]:
+        """A sentence for each path, op and arch that selected nothing: a misspelt one must not pass as done."""
         for path in self.paths:
             if not any(entry.uri == path for _, _, entries in chosen for entry in entries):
-                raise ArtifactUnavailable(f"no pinned release holds {path!r}, or not for these archs", hint=hint)
+                yield f"no pinned release holds {path!r}{' for these archs' if self.archs else ''}"
         for word in self.words or [""]:
             for device in devices_of(self.archs) or [None]:
                 if not any(
@@ -52,10 +56,17 @@ class Selection:
                     for _, bundle, entries in chosen
                 ):
                     what, where = f" of {word!r}" if word else "", f" runs on {device}" if device else " is there"
-                    raise ArtifactUnavailable(f"no selected kernel{what}{where}; nothing was fetched", hint=hint)
+                    yield f"no selected kernel{what}{where}"
 
 
-def called(bundle: Bundle, entry: KernelEntry, word: str) -> bool:
+class Described(Protocol):
+    """A bundle as far as its descriptor tells of it."""
+
+    @property
+    def descriptor(self) -> Descriptor: ...
+
+
+def called(bundle: Described, entry: KernelEntry, word: str) -> bool:
     """Whether `word` names the op of an entry, its family or its path."""
     name = entry.uri.partition("?")[0]
     return word in (name, bundle.descriptor.note("family")) or name.startswith(f"{word}/") or name.endswith(f"/{word}")
@@ -150,7 +161,7 @@ def devices_of(archs: str) -> Sequence[Arch | None]:
     return parse_archs(archs, native=native(archs)) if archs.strip() else ()
 
 
-def runs(bundle: Bundle, device: Arch | None) -> int | None:
+def runs(bundle: Described, device: Arch | None) -> int | None:
     """How well a bundle fits `device`, or any if it is None; None if it does not run there."""
     built_for = bundle.descriptor.note("arch")
     if device is None or built_for == "any":
