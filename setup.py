@@ -17,9 +17,10 @@ KEPT = {".toml", ".cu", ".cuh", ".h", ".cpp", ".py"}
 
 class BuildWithKernels(build_py):
     def run(self) -> None:
+        if not self.editable_mode:  # what an earlier build left there may be gone from the sources
+            shutil.rmtree(Path(self.build_lib, "kartifacts"), ignore_errors=True)
         super().run()
         if not self.editable_mode:
-            shutil.rmtree(Path(self.build_lib, "kartifacts", "_kernels"), ignore_errors=True)  # of an earlier build
             for path in sorted((HERE / "kernels").rglob("*")):
                 if path.suffix in KEPT and path.is_file() and not path.name.startswith(("test_", "conftest")):
                     target = Path(self.build_lib, "kartifacts", "_kernels", path.relative_to(HERE / "kernels"))

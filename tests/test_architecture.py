@@ -203,6 +203,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(CHECKOUT / name, copy / name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
         shutil.copy(CHECKOUT / name, copy)
+    stale = copy / "build" / "lib" / "kartifacts"  # of an earlier build, as `pip install .` leaves it
+    for name in ("gone.py", "_kernels/gone/op.toml"):
+        (stale / name).parent.mkdir(parents=True, exist_ok=True)
+        (stale / name).write_text("")
     offline = ["--no-build-isolation", "--no-deps", "--no-index"]
     command = [sys.executable, "-m", "pip", "wheel", "-q", *offline, "-w", str(out), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -221,6 +225,7 @@ def test_the_wheel_holds_every_module_and_every_kernel_source_and_no_test(wheel:
     }
     assert "norm/op.toml" in sources
     assert {f"kartifacts/_kernels/{name}" for name in sources} <= names
+    assert not [name for name in names if "gone" in name]
     assert "kartifacts/py.typed" in names
     assert not [name for name in names if "test" in Path(name).name and not name.startswith("kartifacts/testing/")]
     assert {name.partition("/")[0] for name in names} == {
