@@ -16,6 +16,7 @@ from kartifacts.model.spec import Source
 INCLUDE = "include"
 SHARED = "<kartifacts>"  # stands, in the identity of another library, for the root of our own
 MAX_SOURCE = 64 << 20  # bytes
+_MOST_WATCHED = 500  # files and directories; more would take longer than a search
 _INCLUDED = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
 )
@@ -71,6 +72,24 @@ def reached(root: Path, sources: Iterable[str]) -> tuple[Source, ...]:
         found[path] = sha256(content)
         waiting.extend((header, path) for header in _included(places, path, content))
     return tuple(Source(path, found[path]) for path in sorted(found))
+
+
+def watched(root: Path, sources: Iterable[Source]) -> set[str] | None:
+    """Every file and directory whose change could change what `reached` finds; None if they are too many to look at.
+
+    Of directories all of them, since a header may be put where an earlier one is looked for.
+    """
+    shared = shared_include(root)
+    places = {"": root} | ({SHARED: shared.parent} if shared else {})
+    found = {str(_place(places, source.path)) for source in sources}
+    for top in (root, *([shared] if shared else ())):
+        for directory, _, files in os.walk(top, followlinks=True):
+            found.add(directory)
+            if "op.toml" in files:
+                found.add(os.path.join(directory, "op.toml"))
+            if len(found) > _MOST_WATCHED:
+                return None
+    return found
 
 
 def _place(places: Mapping[str, Path], path: str) -> Path:

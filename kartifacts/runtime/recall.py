@@ -29,6 +29,7 @@ from kartifacts.runtime.found import Found
 log = logging.getLogger(__name__)
 
 _MOST = 64 << 10  # bytes of a note
+_TICK = 50_000_000  # nanoseconds by which a file system's clock may lag
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -55,7 +56,7 @@ class Question(NamedTuple):
         settings = self.settings
         said = (
             *(__version__, self.op, str(self.device), self.axes, str(settings.store), str(settings.lock)),
-            *(sys.prefix, __file__, [(place, names) for place in sys.path if (names := _distributions(place))]),
+            *(sys.prefix, __file__, [(place, rows) for place in sys.path if (rows := _installed(place))]),
             *(os.uname().nodename, os.uname().machine, host.glibc()),
         )
         return f"{settings.store}/{NOTES}/{hashlib.sha256(repr(said).encode()).hexdigest()}.json"
@@ -81,6 +82,9 @@ def look(asked: Question) -> Recalled | None:
         check_trusted(Path(note).parent)
         check_trusted(Path(place).parent)
         kernel = Path(place)
+        texts = [said["uri"], said["arch"], *said["exports"], *(text for row in said["refusals"] for text in row)]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("it holds something other than text")
         found = Found(kernel, parse_arch(said["arch"]), "store", tuple(said["exports"]))
         return Recalled(said["uri"], found, tuple(Refusal(*row) for row in said["refusals"]))
     except (OSError, ConfigError, StoreError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -88,18 +92,24 @@ def look(asked: Question) -> Recalled | None:
         return None
 
 
-def keep(asked: Question, recalled: Recalled, watched: Iterable[str]) -> None:
-    """Note an answer, if its kernel is in the store."""
+def keep(asked: Question, recalled: Recalled, watched: Iterable[str], *, since: int) -> None:
+    """Note an answer, if its kernel is in the store and nothing that it hangs on changed while it was found.
+
+    Args:
+        since: when the first of `watched` was read, in nanoseconds.
+    """
     place = str(recalled.found.path)
-    if not _in_store(place, asked.settings):
+    stamps = {path: _stamp(path) for path in watched}
+    if not _in_store(place, asked.settings) or any(not stamp or stamp[-1] > since - _TICK for stamp in stamps.values()):
         return
+    stamps[place] = _stamp(place)
     said = {
         "uri": recalled.uri,
         "arch": str(recalled.found.arch),
         "path": place,
         "exports": recalled.found.exports,
         "refusals": [(refusal.place, refusal.reason) for refusal in recalled.refusals],
-        "watched": [(path, _stamp(path)) for path in sorted({place, *watched})],
+        "watched": sorted(stamps.items()),
     }
     content = json.dumps(said).encode()
     note = Path(asked.note)
@@ -158,9 +168,16 @@ def _stamp(path: str) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _distributions(place: str) -> list[str]:
-    """What is installed in one place where packages are looked for."""
+def _installed(place: str) -> list[tuple[str, Stamp]]:
+    """What is installed in one place where packages are looked for, and what leads from there to other places."""
     try:
-        return sorted(name for name in os.listdir(place or ".") if name.endswith("-info"))
+        names = sorted(os.listdir(place or "."))
     except OSError:
         return []
+    found: list[tuple[str, Stamp]] = []
+    for name in names:
+        if name.endswith("-info"):
+            found.append((name, ()))
+        elif name.endswith((".pth", ".egg-link")) or name.startswith("__editable__"):
+            found.append((name, _stamp(os.path.join(place, name))))
+    return found

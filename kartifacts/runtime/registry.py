@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -60,6 +61,7 @@ class Registry:
     def __init__(self, settings: Settings | None = None, libraries: Iterable[Path] = ()) -> None:
         self.settings = settings or config.read()
         self._explicit = tuple(libraries)
+        self._began = time.time_ns()  # before anything that an answer hangs on was read
         self._loaded: dict[tuple[str, str | None, tuple[object, ...]], Kernel] = {}
 
     def load(self, op: str, *, device: str | None = None, **axes: object) -> Kernel:
@@ -148,7 +150,7 @@ class Registry:
         found = self._published(request, refusals, [], remote=False)
         if found is not None:
             there = found._replace(origin="store")
-            recall.keep(asked, recall.Recalled(request.uri, there, tuple(refusals)), self._watched(spec))
+            self._note(asked, recall.Recalled(request.uri, there, tuple(refusals)), spec)
 
     # -- the flow ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +164,7 @@ class Registry:
         log.info("%s for %s: %s", request.uri, found.arch, found.origin)
         kernel = Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
         if asked is not None and spec is not None and found.origin != "store":
-            recall.keep(asked, recall.Recalled(request.uri, found, tuple(refusals)), self._watched(spec))
+            self._note(asked, recall.Recalled(request.uri, found, tuple(refusals)), spec)
         return kernel
 
     def _question(self, op: str, device: str, axes: Mapping[str, object]) -> recall.Question | None:
@@ -185,11 +187,12 @@ class Registry:
         log.info("%s for %s: remembered", recalled.uri, found.arch)
         return kernel
 
-    def _watched(self, spec: Spec) -> set[str]:
-        """Every file and directory that had a part in what a kernel of the store was found to be."""
-        files = {os.path.join(spec.root, source.path) for source in spec.sources}
-        files.update(os.path.join(spec.root, home, "op.toml") for home in os.listdir(spec.root))
-        return {str(self.settings.lock), spec.root, *files, *map(os.path.dirname, files)}
+    def _note(self, asked: recall.Question, recalled: recall.Recalled, spec: Spec) -> None:
+        from kartifacts.build.closure import watched
+
+        hung_on = watched(Path(spec.root), spec.sources)
+        if hung_on is not None and self.settings.lock is not None:
+            recall.keep(asked, recalled, {str(self.settings.lock), *hung_on}, since=self._began)
 
     def _request(self, op: str, device: str | None, axes: Mapping[str, object]) -> tuple[Spec | None, Request]:
         """What is wanted: the spec, if the op is declared on this machine, and what a published kernel must match."""

@@ -13,7 +13,8 @@ import pytest
 
 from kartifacts.build import library as libraries
 from kartifacts.build.closure import own_root
-from kartifacts.runtime import Kernel, Registry
+from kartifacts.errors import MissingKernel
+from kartifacts.runtime import Kernel, Registry, host, recall
 from kartifacts.store import Store
 from kartifacts.testing import Mirror
 from tests.conftest import Machine, Released
@@ -63,6 +64,7 @@ def place(
     copy = tmp_path / "library"
     shutil.copytree(root, copy)
     monkeypatch.setattr(libraries, "own_root", lambda: copy)
+    monkeypatch.setattr(recall, "_TICK", 0)  # or nothing that was only just made could be noted
     monkeypatch.syspath_prepend(str(tmp_path / "packages"))
     (tmp_path / "packages").mkdir()
     lock = tmp_path / "kartifacts.lock"
@@ -286,3 +288,42 @@ def test_gc_removes_notes_with_their_kernels_and_no_others(place: Place) -> None
     assert place.notes == [note]
     assert str(note) in store.gc(set()).removed
     assert place.notes == []
+
+
+@pytest.mark.parametrize(
+    "change", [edit_source, edit_declaration, add_a_family, change_the_lock], ids=lambda f: f.__name__
+)
+def test_what_changes_while_a_kernel_is_brought_leaves_no_note(
+    place: Place, monkeypatch: pytest.MonkeyPatch, released: Released, change: Callable[[Place], None]
+) -> None:
+    shutil.rmtree(place.machine.store)
+    found = Registry._prebuilt
+
+    def slowly(self: Registry, *rest: Any) -> Any:
+        answer = found(self, *rest)
+        change(place)
+        return answer
+
+    monkeypatch.setattr(Registry, "_prebuilt", slowly)
+    with Mirror(released.path) as mirror:
+        assert place.load(mirrors=mirror.url).origin == mirror.url
+    assert place.notes == []
+
+
+def test_a_header_that_comes_before_another_is_seen(place: Place, searches: list[str]) -> None:
+    (place.library / "norm" / "kart").mkdir()
+    shutil.rmtree(place.machine.store / "v1" / "recall")
+    place.registry().remember("norm/rmsnorm?dtype=float32", host.cpu())
+    assert len(place.notes) == 1
+    place.load()
+    assert searches == []
+    (place.library / "norm" / "kart" / "scalar.h").write_text("#define OTHER\n")
+    with pytest.raises(MissingKernel):
+        place.load()
+    assert searches == ["norm/rmsnorm"]
+
+
+def test_an_editable_install_that_points_elsewhere_is_another_installation(place: Place, searches: list[str]) -> None:
+    (place.library.parent / "packages" / "__editable__.lib-1.0.pth").write_text("/another/place\n")
+    place.load()
+    assert searches == ["norm/rmsnorm"]
