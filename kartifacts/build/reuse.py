@@ -109,6 +109,12 @@ def bring(reused: Reused, out: Path) -> list[Descriptor]:
         source, target = (place / blob_path(layer.sha256) for place in (reused.earlier.repository, out))
         if target.exists():
             continue
+        if not source.exists():
+            raise VerificationError(
+                f"an earlier release lacks its pack {layer.sha256}: {str(source)!r}",
+                source=str(source),
+                hint="kartifacts verify shows what else; build into another directory to do without that release",
+            )
         with open_regular(source) as old, tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-") as new:
             hashed = hashlib.sha256()
             while piece := old.read(_PIECE):

@@ -95,7 +95,9 @@ class Fetcher:
             StoreError: the store cannot take them.
         """
         entries = list(entries)
-        found = {entry.uri: path for entry in entries if (path := self.find(entry) or self._adopt(entry)) is not None}
+        found = {
+            entry.uri: path for entry in entries if (path := self._intact(entry) or self._adopt(entry)) is not None
+        }
         missing = [entry for entry in entries if entry.uri not in found]
         if missing:
             self._bring([(bundle, missing)], bundle.name, progress)
@@ -131,7 +133,7 @@ class Fetcher:
         self._warn_if_full(entry for want in wants for entry in want.entries)
         quick, rest = shortcuts(wants, self._base, threads=threads)
         if quick:
-            for error in self._run(quick, lambda _: None):
+            for error in self._run(quick, lambda _: None, patient=False):
                 log.info("%s", error.message)  # then the whole block is fetched, and says what is wrong
             rest = [Want(want.manifest, want.table, self._lacking(want.entries)) for want in wants]
         ranges = plan(rest, threads=threads)
@@ -143,8 +145,10 @@ class Fetcher:
         if errors:
             raise _joined(errors)
 
-    def _run(self, ranges: Sequence[Range], progress: Callable[[int], object]) -> list[KartifactsError]:
-        jobs = [partial(self._transfer.range, wanted, progress) for wanted in ranges]
+    def _run(
+        self, ranges: Sequence[Range], progress: Callable[[int], object], *, patient: bool = True
+    ) -> list[KartifactsError]:
+        jobs = [partial(self._transfer.range, wanted, progress, patient=patient) for wanted in ranges]
         return run_all(jobs, self.settings.download_threads)
 
     def _base(self, delta: Delta) -> Path | None:
@@ -160,6 +164,17 @@ class Fetcher:
             return 0
         quick, rest = shortcuts([Want(bundle.manifest, bundle.table, missing)], self._base)
         return sum(found.wanted for found in (*quick, *plan(rest)))
+
+    def _intact(self, entry: KernelEntry) -> Path | None:
+        """As `find`; an entry of the store is read once more, as a process will use it, and moved away if damaged."""
+        path = self.find(entry)
+        if path is None or path != self.store.path(entry.digest, entry.suffix) or self._has_right_bytes(path, entry):
+            return path
+        try:
+            self.store.quarantine(path)
+        except StoreError as error:  # a store that cannot be written keeps it, and whoever is asked now says so
+            log.warning("%s", error.message)
+        return None
 
     def find(self, entry: KernelEntry) -> Path | None:
         """Where an entry is on this machine without fetching: loose in a local source, or in the store."""

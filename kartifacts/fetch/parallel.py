@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -9,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from kartifacts.errors import KartifactsError, StoreError
+
+log = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds after which it is looked whether more threads would help
 _BUSY = 0.5  # of what the cores can do: then they would only be in each other's way
@@ -49,13 +52,21 @@ def run_all(jobs: Sequence[Callable[[], None]], threads: int) -> list[Kartifacts
                 finished.put(None)
 
     def start(count: int) -> int:
-        # Daemons: after Ctrl-C nobody waits for a mirror that is slow to answer, and there is nothing to clean up.
-        for _ in range(count):
-            threading.Thread(target=work, name="kartifacts-fetch", daemon=True).start()
+        """Start as many threads as the system allows; says how many."""
+        for number in range(count):
+            try:
+                # Daemons: after Ctrl-C nobody waits for a mirror that is slow to answer; there is nothing to clean up.
+                threading.Thread(target=work, name="kartifacts-fetch", daemon=True).start()
+            except (RuntimeError, MemoryError) as error:  # a limit of processes or of memory
+                log.warning("going on with fewer threads: %s", error)
+                return number
         return count
 
     most, cores = min(threads, len(jobs)), len(os.sched_getaffinity(0))
     running = start(min(most, cores))
+    if not running:
+        work()
+        running = most
     errors: list[KartifactsError] = []
     looked, used = time.monotonic(), time.process_time()
     left = len(jobs)
@@ -75,7 +86,8 @@ def run_all(jobs: Sequence[Callable[[], None]], threads: int) -> list[Kartifacts
             if running < most and now - looked >= _LOOK:
                 spent = time.process_time()
                 if spent - used < _BUSY * cores * (now - looked):
-                    running += start(min(running, most - running))
+                    more = min(running, most - running)
+                    running = running + more if start(more) == more else most  # and not again
                 looked, used = now, spent
     finally:
         stop.set()

@@ -17,6 +17,7 @@ from kartifacts.fetch.unpack import WrongPacking, unpack
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.manifest import Descriptor, KernelEntry
 from kartifacts.sources import Pieces, Source
+from kartifacts.sources.breaker import PATIENCE
 from kartifacts.sources.turns import first_good
 from kartifacts.store import Store
 
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 class Stats:
     """What was read from sources so far."""
 
-    requests: int = 0  # reads that a source was asked for
+    requests: int = 0  # reads that a source began to answer
     bytes: int = 0  # that came, wanted or not
     blobs: int = 0  # indexes, manifests and tables
     kernels: int = 0  # written to the store
@@ -83,8 +84,8 @@ class Transfer:
         return kept
 
     def _read_blob(self, source: Source, digest: Digest, size: int) -> bytes:
-        self.stats.add(requests=1)
         with source.read(digest, size) as pieces:
+            self.stats.add(requests=1)
             content = b"".join(pieces)
             place = pieces.place
         self.stats.add(bytes=len(content), blobs=1)
@@ -102,11 +103,15 @@ class Transfer:
 
     # -- ranges of packs ---------------------------------------------------------------------------------------------
 
-    def range(self, wanted: Range, progress: Callable[[int], object]) -> None:
-        """Bring the kernels of a range into the store, each block by the one process that holds its lock."""
+    def range(self, wanted: Range, progress: Callable[[int], object], *, patient: bool = True) -> None:
+        """Bring the kernels of a range into the store, each block by the one process that holds its lock.
+
+        Args:
+            patient: ask again after faults and pauses; else each source is asked once.
+        """
         if not any(not source.local or source.blob(wanted.pack.sha256, wanted.pack.size) for source in self._sources):
             # Nothing will come, and so nothing need be locked.
-            self._pending(wanted.pack, {part.block.offset: part for part in wanted.parts}, progress)
+            self._pending(wanted.pack, {part.block.offset: part for part in wanted.parts}, progress, patient)
         with ExitStack() as held:
             if not all(source.local for source in self._sources):
                 held.enter_context(self._store.slot(self._settings.download_threads))
@@ -116,7 +121,7 @@ class Transfer:
             pending = {part.block.offset: part for part in self._still_missing(wanted.parts)}
             progress(wanted.wanted - sum(part.block.length for part in pending.values()))
             if pending:
-                self._pending(wanted.pack, pending, progress)
+                self._pending(wanted.pack, pending, progress, patient)
 
     def _still_missing(self, parts: Sequence[Part]) -> Iterator[Part]:
         """What another process did not bring while this one waited."""
@@ -129,7 +134,9 @@ class Transfer:
     def _holds(self, entry: KernelEntry) -> bool:
         return self._store.holds(entry.digest, entry.size, entry.suffix)
 
-    def _pending(self, pack: Descriptor, pending: dict[int, Part], progress: Callable[[int], object]) -> None:
+    def _pending(
+        self, pack: Descriptor, pending: dict[int, Part], progress: Callable[[int], object], patient: bool
+    ) -> None:
         def attempt(source: Source) -> bool:
             with closing(self._blocks(source, pack, list(pending.values()))) as blocks:
                 for part, compressed in blocks:
@@ -148,7 +155,8 @@ class Transfer:
             if entry.sha256 in self.wrong_in_place
         ]
         refusals = [Refusal(error.source, error.message) for error in wrong]
-        if self._first_good(self._sources, attempt, f"{label} (pack {pack.sha256[:12]})", refusals, wrong) is None:
+        named = f"{label} (pack {pack.sha256[:12]})"
+        if self._first_good(self._sources, attempt, named, refusals, wrong, patient=patient) is None:
             raise self._nowhere(f"{label} in pack {pack.sha256}", refusals, wrong)
 
     def _blocks(
@@ -157,8 +165,8 @@ class Transfer:
         """Read the blocks in as few ranges as possible; each is checked before it is given out."""
         for row in coalesce(pack, parts):
             whole = row.start == 0 and row.length == pack.size
-            self.stats.add(requests=1)
             with source.read(pack.sha256, pack.size, start=row.start, length=None if whole else row.length) as pieces:
+                self.stats.add(requests=1)
                 stream = _Stream(pieces)
                 try:
                     at = row.start
@@ -203,6 +211,8 @@ class Transfer:
         label: str,
         refusals: list[Refusal],
         wrong: list[VerificationError],
+        *,
+        patient: bool = True,
     ) -> _T | None:
         """What the first source that can do it gives; None if none can, with the reasons in `refusals` and `wrong`."""
 
@@ -213,8 +223,15 @@ class Transfer:
             if refusal not in refusals:  # the same fault again, in another turn
                 refusals.append(refusal)
 
-        retries = self._settings.retries
-        return first_good(sources, attempt, label=label, retries=retries, refused=refused, final=(WrongPacking,))
+        return first_good(
+            sources,
+            attempt,
+            label=label,
+            retries=self._settings.retries if patient else 0,
+            patience=PATIENCE if patient else 0.0,
+            refused=refused,
+            final=(WrongPacking,),
+        )
 
     def _nowhere(
         self, label: str, refusals: list[Refusal], wrong: list[VerificationError]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import StoreError, VerificationError
 from kartifacts.fetch.plan import Part
 from kartifacts.files.reading import read_regular
 from kartifacts.model.frames import MAX_WINDOW
@@ -60,13 +60,23 @@ class _Memory:
         """`size` bytes to write into, at most `WHOLE`."""
         with self.spend(WHOLE):
             with self._changed:
-                lent = self._buffers.pop() if self._buffers else mmap.mmap(-1, WHOLE)
+                lent = self._buffers.pop() if self._buffers else _new_buffer()
             try:
                 with memoryview(lent) as whole, whole[:size] as view:
                     yield view
             finally:
                 with self._changed:
                     self._buffers.append(lent)
+
+
+def _new_buffer() -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, WHOLE)
+    except OSError as error:
+        raise StoreError(
+            f"no memory to decompress a block of {WHOLE} bytes: {error.strerror}",
+            hint="see ulimit -v and the memory limit of this container",
+        ) from error
 
 
 _memory = _Memory(_BUDGET)

@@ -67,6 +67,10 @@ def _load_module(path: Path, uri: str) -> Any:
     try:
         return tvm_ffi.load_module(str(path))
     except Exception as error:
+        mapped = "failed to map segment" in str(error)  # what a mount without exec says
         raise LoadError(
-            f"{uri} does not load: {error}", hint="kartifacts doctor shows the libraries that this process would use"
+            f"{uri} does not load: {error}",
+            hint="its file system may be mounted noexec: set KARTIFACTS_STORE to another one"
+            if mapped
+            else "kartifacts doctor shows the libraries that this process would use",
         ) from error

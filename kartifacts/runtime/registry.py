@@ -147,10 +147,13 @@ class Registry:
         refusals = self._without_pins()
         spec = library.spec(op, axes, host.build_arch(device))
         request = Request(spec.uri, spec.family, device, spec.op_digest)
-        found = self._published(request, refusals, [], remote=False)
-        if found is not None:
-            there = found._replace(origin="store")
-            self._note(asked, recall.Recalled(request.uri, there, tuple(refusals)), spec)
+        for bundle, entry in self._fitting(request, refusals, [], remote=False):
+            path = self._here.store.find(entry.digest, entry.size, entry.suffix)
+            if path is not None:  # else a load will bring it
+                arch = parse_arch(bundle.descriptor.note("arch"))
+                found = Found(path, arch, "store", tuple(entry.exports))
+                self._note(asked, recall.Recalled(request.uri, found, tuple(refusals)), spec)
+            return
 
     # -- the flow ------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ def first_good(
     *,
     label: str,
     retries: int,
+    patience: float = PATIENCE,
     refused: Callable[[Source, SourceError | VerificationError], object],
     final: tuple[type[Exception], ...] = (),
     sleep: Callable[[float], object] = time.sleep,
@@ -44,10 +45,11 @@ def first_good(
         attempt: reads from a source; may be called several times.
         label: what is read, for the log.
         retries: further tries of one source after a fault; pauses that it asks for are not counted.
+        patience: seconds that are waited for in all because sources asked for it.
         refused: is told of each error.
         final: errors that no other source would answer differently.
     """
-    turns = {id(source): _Turns(source, retries) for source in sources}
+    turns = {id(source): _Turns(source, retries, patience) for source in sources}
     waited = 0.0
     left = list(sources)
     while left:
@@ -77,8 +79,9 @@ def first_good(
 class _Turns:
     """What one source has left of its tries, and when its next turn is, in seconds of waiting."""
 
-    def __init__(self, source: Source, retries: int) -> None:
+    def __init__(self, source: Source, retries: int, patience: float) -> None:
         self._source = source
+        self._patience = patience
         self._retries = retries
         self._failed: Counter[str] = Counter()
         self.due = 0.0
@@ -94,7 +97,7 @@ class _Turns:
         if error.retry_after is not None:
             # A little later than asked, and not all clients at once.
             self.due = waited + max(error.retry_after, _SHORTEST) + random.uniform(0.01, 0.3)  # noqa: S311  no secret
-            return self.due <= PATIENCE
+            return self.due <= self._patience
         self._failed["fault"] += 1
         longest = min(_FIRST_PAUSE * 2 ** self._failed["fault"], _LONGEST_PAUSE)
         self.due = waited + random.uniform(longest / 2, longest)  # noqa: S311  the same

@@ -62,13 +62,15 @@ def fetch(settings: Settings, selection: Selection, *, out: Path | None) -> Repo
         fetcher.bring(lacking, "fetching")
     except (ArtifactUnavailable, VerificationError) as error:  # all that could be fetched has been
         failed.append(error)
+    places: dict[str, Path] = {}
+    if out is not None and not failed:
+        for _, bundle, entries in chosen:  # what leaves the store is read once more, and fetched again if it is damaged
+            there = fetcher.ensure(bundle, entries)
+            places.update((_file_name(bundle, entry), there[entry.uri]) for entry in entries)
     if failed:
         raise _worst(failed)
     if out is not None:
-        _export(
-            {_file_name(bundle, entry): _path(fetcher, entry) for _, bundle, entries in chosen for entry in entries},
-            out,
-        )
+        _export(places, out)
     kernels, fetched = (sum(len(row[-1]) for row in rows) for rows in (chosen, lacking))
     if fetched:
         _remember(registry, selection, chosen)
@@ -98,10 +100,6 @@ def _remember(registry: Registry, selection: Selection, chosen: list[Chosen]) ->
                     registry.remember(entry.uri, device)
                 except KartifactsError as error:  # a load will say it, if it matters to any
                     log.debug("nothing is noted of %s: %s", entry.uri, error.message)
-
-
-def _path(fetcher: Fetcher, entry: KernelEntry) -> Path:
-    return fetcher.find(entry) or fetcher.store.path(parse_digest(entry.sha256), entry.suffix)
 
 
 def _worst(failed: list[KartifactsError]) -> KartifactsError:
@@ -207,6 +205,8 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
             "missing": [*(str(fault) for fault in found.faults if fault.missing), *lacking],
         }
     registry = Registry(settings)
+    if selection.library is not None:
+        pins_of(registry, selection)  # a misspelt one ends here, before anything is moved away
     fetcher = registry.local_fetcher()
     report = fetcher.store.verify()
     damaged = [f"{damage.path}: {damage.reason}" for damage in report.damaged]
