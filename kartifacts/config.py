@@ -99,11 +99,18 @@ def _check_address(url: str) -> None:
 
     try:
         parts = urlsplit(url)
-        sound = parts.port != 0 and (parts.scheme == "file" or len((parts.hostname or "").encode("idna")) > 0)
+        sound = parts.port != 0 and (parts.scheme == "file" or _is_host(parts.hostname or ""))
     except ValueError:
         sound = False
     if not sound or not url.isprintable():
         raise ValueError(f"{_redacted(url)!r} is not a URL: its host, port or a character is wrong")
+
+
+def _is_host(name: str) -> bool:
+    """Whether it can be looked up; raises ValueError at the latest."""
+    if name.isascii():  # the codec takes longer to import than all else here takes
+        return all(0 < len(label) < 64 for label in name.removesuffix(".").split("."))
+    return len(name.encode("idna")) > 0
 
 
 def _redacted(url: str) -> str:

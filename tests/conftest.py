@@ -329,6 +329,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def pretend(*names: str) -> None:
         monkeypatch.setattr(host, "_cuda", lambda: (tuple(map(parse_arch, names)), ""))
+        monkeypatch.setattr(host, "has_driver", lambda: bool(names))
 
     return pretend
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Version = tuple[int, ...]
+_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg", "/dev/nvmap")  # of servers, containers, WSL, Tegra
 _MAX_NAME = 256  # bytes of the name of a symbol version
 
 
@@ -271,6 +272,11 @@ def cpu_arch(machine: str, cpuinfo: str) -> Arch:
             break
         name = level
     return Arch("cpu", name=name)
+
+
+def has_driver() -> bool:
+    """Whether a GPU driver may be installed, found without waking it."""
+    return any(map(os.path.exists, _DRIVERS))
 
 
 def gpus() -> tuple[Arch, ...]:

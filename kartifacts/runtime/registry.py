@@ -158,7 +158,7 @@ class Registry:
     # -- the flow ------------------------------------------------------------------------------------------------------
 
     def _load(self, op: str, device: str | None, axes: Mapping[str, object]) -> Kernel:
-        asked = None if self._explicit or device is None else self._question(op, device, axes)
+        asked = None if self._explicit else self._question(op, device, axes)
         if asked is not None and (kernel := self._remembered(asked)) is not None:
             return kernel
         spec, request = self._request(op, device, axes)
@@ -166,13 +166,15 @@ class Registry:
         found = self._prebuilt(spec, request, refusals) or self._compiled(spec, request, refusals)
         log.info("%s for %s: %s", request.uri, found.arch, found.origin)
         kernel = Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
-        if asked is not None and spec is not None and found.origin != "store":
+        if asked is not None and spec is not None and found.origin != "store" and request.device == asked.device:
             self._note(asked, recall.Recalled(request.uri, found, tuple(refusals)), spec)
         return kernel
 
-    def _question(self, op: str, device: str, axes: Mapping[str, object]) -> recall.Question | None:
+    def _question(self, op: str, device: str | None, axes: Mapping[str, object]) -> recall.Question | None:
+        if device is None and host.has_driver():  # then the choice hangs on the op
+            return None
         try:
-            return recall.question(self.settings, op, host.device_arch(device), axes)
+            return recall.question(self.settings, op, host.device_arch(device or "cpu"), axes)
         except ConfigError:  # there is no such device, which the search says better
             return None
 
@@ -194,7 +196,7 @@ class Registry:
         from kartifacts.build.closure import watched
 
         hung_on = watched(Path(spec.root), spec.sources)
-        if hung_on is not None and self.settings.lock is not None:
+        if hung_on is not None:
             recall.keep(asked, recalled, {str(self.settings.lock), *hung_on}, since=self._began)
 
     def _request(self, op: str, device: str | None, axes: Mapping[str, object]) -> tuple[Spec | None, Request]:

@@ -77,6 +77,14 @@ def place(
     return made
 
 
+def test_without_a_driver_no_device_means_the_cpu(
+    place: Place, searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "has_driver", lambda: False)
+    assert place.registry().load("norm/rmsnorm", dtype="float32").arch.kind == "cpu"
+    assert searches == []
+
+
 def test_a_kernel_that_was_brought_is_found_again_without_a_search(place: Place, searches: list[str]) -> None:
     before = {path: path.stat() for path in place.machine.store.rglob("*")}
     kernel = place.load()
@@ -93,14 +101,14 @@ def rewrite(path: Path, change: Callable[[str], str]) -> None:
     """Change a file so that nobody sees it by size or time."""
     was = path.stat()
     text = change(path.read_text())
+    assert text != path.read_text()
     assert len(text.encode()) == was.st_size
     path.write_text(text)
     os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
 def edit_source(place: Place) -> None:
-    source = next(place.library.glob("norm/rmsnorm_cpu.cpp"))
-    rewrite(source, lambda text: text.replace("1", "2", 1))
+    rewrite(place.library / "norm" / "rmsnorm_cpu.cpp", lambda text: text.replace("a", "b", 1))
 
 
 def edit_header(place: Place) -> None:
@@ -108,7 +116,7 @@ def edit_header(place: Place) -> None:
 
 
 def edit_declaration(place: Place) -> None:
-    rewrite(place.library / "norm" / "op.toml", lambda text: text.replace("#", "%", 1) if "#" in text else text)
+    rewrite(place.library / "norm" / "op.toml", lambda text: text.replace("a", "b", 1))
 
 
 def add_a_family(place: Place) -> None:
@@ -116,7 +124,7 @@ def add_a_family(place: Place) -> None:
 
 
 def change_the_lock(place: Place) -> None:
-    rewrite(place.settings["lock"], lambda text: text)
+    rewrite(place.settings["lock"], lambda text: text.replace('"1.0"', '"1.1"', 1))
 
 
 def install_something(place: Place) -> None:
@@ -214,9 +222,9 @@ def test_a_note_that_another_could_have_written_is_none(place: Place, searches: 
     assert searches == ["norm/rmsnorm"]
 
 
-@pytest.mark.parametrize("how", ["a directory of kernels", "no verification", "no device", "another library"])
+@pytest.mark.parametrize("how", ["a directory of kernels", "no verification", "a driver", "another library"])
 def test_what_a_note_cannot_watch_is_always_looked_for(
-    place: Place, searches: list[str], tmp_path: Path, how: str
+    place: Place, searches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "a directory of kernels":
         place.load(path=tmp_path / "packages")
@@ -225,6 +233,7 @@ def test_what_a_note_cannot_watch_is_always_looked_for(
     elif how == "another library":
         place.machine.registry(libraries=[place.library], **place.settings).load(**ASK)
     else:
+        monkeypatch.setattr(host, "has_driver", lambda: True)
         place.registry().load("norm/rmsnorm", dtype="float32")
     assert searches == ["norm/rmsnorm"]
 
@@ -246,6 +255,39 @@ def test_a_remembered_kernel_that_does_not_load_here_is_looked_for(
     assert place.load().origin == "store"
     assert searches == ["norm/rmsnorm"]
     assert place.notes == []
+
+
+def touch_everything(place: Place) -> None:
+    for path in (place.settings["lock"], *place.library.rglob("*"), *place.machine.store.rglob("*")):
+        os.utime(path)
+
+
+def copy_the_store(place: Place) -> None:
+    """As the layers of an image are: other inodes and times, the same bytes."""
+    copy = place.machine.store.with_name("copy")
+    shutil.copytree(place.machine.store, copy)
+    shutil.rmtree(place.machine.store)
+    copy.rename(place.machine.store)
+
+
+def write_the_lock_again(place: Place) -> None:
+    place.settings["lock"].write_bytes(place.settings["lock"].read_bytes())
+
+
+def copy_the_library(place: Place) -> None:
+    copy = place.library.with_name("copy")
+    shutil.copytree(place.library, copy)
+    shutil.rmtree(place.library)
+    copy.rename(place.library)
+
+
+@pytest.mark.parametrize("change", [touch_everything, copy_the_store, write_the_lock_again, copy_the_library])
+def test_a_note_holds_as_long_as_the_bytes_do(
+    place: Place, searches: list[str], change: Callable[[Place], None]
+) -> None:
+    change(place)
+    assert place.load().origin == "store"
+    assert searches == []
 
 
 def test_a_search_in_a_warm_store_writes_no_note(place: Place, searches: list[str]) -> None:
