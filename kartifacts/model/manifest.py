@@ -10,15 +10,18 @@ before reading, counts and offsets while parsing.
 
 from __future__ import annotations
 
+import gc
 import re
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.digest import Digest, are_digests, canonical_json, parse_digest, strict_json
-from kartifacts.model.layout import MAX_PATH, check_name, check_path, is_segment, suffix_of
+from kartifacts.model.layout import are_paths, check_name, check_path, suffix_of
 
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
 MEDIA_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -39,7 +42,7 @@ MAX_DELTA_BASE = 32 << 20  # bytes of a kernel that another is described by
 _MAX_VALUES = 4 << 20  # in one table, since a value of one byte costs a hundred in memory
 
 _MAX_AXES = 1024
-_AT_ONCE = 4096  # digests looked at together
+_AT_ONCE = 1024  # kernels looked at together
 _AXES = re.compile(r"[A-Za-z0-9_.+-]+=[A-Za-z0-9_.+-]+(&[A-Za-z0-9_.+-]+=[A-Za-z0-9_.+-]+)*")
 
 
@@ -235,10 +238,23 @@ def _read_table(data: bytes, what: str) -> Table:
     if data.count(b",") > _MAX_VALUES:
         raise VerificationError(f"{what} has more than {_MAX_VALUES} values")
     try:
-        table = msgspec.json.decode(data, type=Table)
+        with _uncollected():
+            table = msgspec.json.decode(data, type=Table)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _decode(data, Table, what)
     return table if _is_canonical(data, table) else _decode(data, Table, what)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for garbage, which there is none of while ten thousands of values are made and kept."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _is_canonical(data: bytes, table: Table) -> bool:
@@ -256,10 +272,8 @@ def _written(encoder: msgspec.json.Encoder, table: Table) -> Iterator[bytes]:
     hollow = encoder.encode(msgspec.structs.replace(table, kernels=[]))
     before, after = hollow.split(b'"kernels":[]', 1)
     yield before + b'"kernels":['
-    separator = b""
-    for kernel in table.kernels:
-        yield separator + encoder.encode(kernel)
-        separator = b","
+    for start in range(0, len(table.kernels), _AT_ONCE):
+        yield (b"," if start else b"") + encoder.encode(table.kernels[start : start + _AT_ONCE])[1:-1]
     yield b"]" + after
 
 
@@ -287,27 +301,20 @@ def _check_identities(kernels: list[KernelEntry], what: str) -> None:
         if not are_digests(digests):
             wrong = next(digest for digest in digests if not are_digests([digest]))
             raise VerificationError(f"{what} has something that is no digest: {wrong[:100]!r}")
-    uris: set[str] = set()
-    good: set[str] = set()  # folders, axes and suffixes that have been looked at: most kernels share theirs with others
-    for kernel in kernels:
-        path, question, axes = kernel.uri.partition("?")
-        folder, _, name = path.rpartition("/")
-        if folder not in good or len(path) > MAX_PATH or not is_segment(name):
-            check_path(path, what=f"a uri in {what}")
-            good.add(folder)
-        if question and axes not in good:
-            if len(axes) > _MAX_AXES or not _AXES.fullmatch(axes):
-                raise VerificationError(f"{what} has a uri with malformed axes: {kernel.uri[:150]!r}")
-            good.add(axes)
-        if kernel.suffix not in good:
-            if suffix_of(f"_{kernel.suffix}") != kernel.suffix:
-                raise VerificationError(
-                    f"{what} gives {kernel.uri[:150]!r} a suffix that is none: {kernel.suffix[:50]!r}"
-                )
-            good.add(kernel.suffix)
-        if kernel.uri in uris:
-            raise VerificationError(f"{what} lists {kernel.uri[:150]!r} twice")
-        uris.add(kernel.uri)
+        named = [row.uri.partition("?") for row in rows]
+        if not are_paths([path for path, _, _ in named]):
+            for path, _, _ in named:
+                check_path(path, what=f"a uri in {what}")
+        sets = [axes for _, question, axes in named if question]
+        if sets and not (max(map(len, sets)) <= _MAX_AXES and _AXES.fullmatch("&".join(sets))):
+            wrong = next((axes for axes in sets if len(axes) > _MAX_AXES or not _AXES.fullmatch(axes)), sets[0])
+            raise VerificationError(f"{what} has a uri with malformed axes: {wrong[:150]!r}")
+        for suffix in {row.suffix for row in rows}:
+            if suffix_of(f"_{suffix}") != suffix:
+                raise VerificationError(f"{what} gives a kernel a suffix that is none: {suffix[:50]!r}")
+    if len({kernel.uri for kernel in kernels}) != len(kernels):
+        (twice, _), *_ = Counter(kernel.uri for kernel in kernels).most_common(1)
+        raise VerificationError(f"{what} lists {twice[:150]!r} twice")
 
 
 def decode_lock(data: bytes, *, what: str = "kartifacts.lock") -> Lock:
