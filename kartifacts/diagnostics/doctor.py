@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kartifacts import __version__
 from kartifacts.config import Settings
 from kartifacts.errors import KartifactsError
+
+PATIENCE = 20.0  # seconds
 
 
 class Finding(NamedTuple):
@@ -87,12 +92,32 @@ def _usable(path: Path, text: str, *, full: bool) -> tuple[bool, str]:
 def _host() -> Iterator[Finding]:
     from kartifacts.runtime import host
 
+    if host.has_driver() and not _driver_answers():
+        yield Finding("CPU", True, str(host.cpu()))
+        yield Finding(
+            "GPUs", False, f"the NVIDIA driver did not answer within {PATIENCE:.0f} s; see dmesg and nvidia-smi"
+        )
+        return
     facts = host.detect()
     yield Finding("CPU", True, str(facts.cpu))
     yield Finding("GPUs", True, " ".join(map(str, facts.gpus)) or f"none: {facts.no_gpu}")
     versions = {"driver": facts.driver, "glibc": facts.glibc, "libstdc++": facts.glibcxx, "tvm_ffi": facts.tvm_ffi}
     shown = ", ".join(f"{name} {'.'.join(map(str, found)) if found else 'none'}" for name, found in versions.items())
     yield Finding("host", facts.tvm_ffi is not None, shown)
+
+
+def _driver_answers() -> bool:
+    """Whether the driver can be asked at all; a broken one keeps whoever asks for ever, so another process does."""
+    asking = [sys.executable, "-c", "from kartifacts.runtime import host; host.gpus()"]
+    process = subprocess.Popen(asking, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel does not end
+            process.wait(1)
+        return False
+    return True
 
 
 def _libraries() -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from typing import IO, TypeVar
 from kartifacts.config import Settings
 from kartifacts.errors import ArtifactUnavailable, Refusal, SourceError, StoreError, VerificationError
 from kartifacts.fetch.plan import Part, Range, coalesce
-from kartifacts.fetch.unpack import WrongPacking, unpack
+from kartifacts.fetch.unpack import WrongPacking, compressed, unpack
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.manifest import Descriptor, KernelEntry
 from kartifacts.sources import Pieces, Source
@@ -23,7 +23,7 @@ from kartifacts.store import Store
 
 log = logging.getLogger(__name__)
 
-_IN_MEMORY = 4 << 20  # a compressed block larger than this is spooled
+_IN_MEMORY = 2 << 20  # a compressed block larger than this goes through the disk
 
 _T = TypeVar("_T")
 
@@ -139,8 +139,8 @@ class Transfer:
     ) -> None:
         def attempt(source: Source) -> bool:
             with closing(self._blocks(source, pack, list(pending.values()))) as blocks:
-                for part, compressed in blocks:
-                    unpack(compressed, part, self._store, what=f"a block of pack {pack.sha256[:12]}")
+                for part, content in blocks:
+                    unpack(content, part, self._store, what=f"a block of pack {pack.sha256[:12]}")
                     del pending[part.block.offset]
                     self._arrived(source, part.kernels)
                     progress(part.block.length)
@@ -163,7 +163,7 @@ class Transfer:
         self, source: Source, pack: Descriptor, parts: list[Part]
     ) -> Generator[tuple[Part, bytearray | IO[bytes]], None, None]:
         """Read the blocks in as few ranges as possible; each is checked before it is given out."""
-        for row in coalesce(pack, parts):
+        for row in coalesce(pack, [part for part in parts if part.block.length <= _IN_MEMORY]):
             whole = row.start == 0 and row.length == pack.size
             with source.read(pack.sha256, pack.size, start=row.start, length=None if whole else row.length) as pieces:
                 self.stats.add(requests=1)
@@ -173,29 +173,46 @@ class Transfer:
                     for part in row.parts:
                         stream.skip(part.block.offset - at)
                         at = part.end
-                        with ExitStack() as spooled:
-                            yield part, self._checked(stream, part, spooled)
+                        with compressed.spend(part.block.length):
+                            yield part, self._in_memory(stream, part)
                 finally:
                     self.stats.add(bytes=stream.given)
+        for part in parts:
+            if part.block.length > _IN_MEMORY:
+                yield from self._on_disk(source, pack, part)
 
-    def _checked(self, stream: _Stream, part: Part, spooled: ExitStack) -> bytearray | IO[bytes]:
-        length = part.block.length
-        digest = hashlib.sha256()
+    def _in_memory(self, stream: _Stream, part: Part) -> bytearray:
         content = bytearray()
-        spool = spooled.enter_context(self._store.spool(length)) if length > _IN_MEMORY else None
-        left = length
-        while left:
-            piece = stream.take(left)
-            digest.update(piece)
-            if spool is None:
-                content += piece
-            else:
-                spool.write(piece)
-            left -= len(piece)
-        if digest.hexdigest() != parse_digest(part.block.sha256):
-            where = f"{stream.place}, bytes {part.block.offset}-{part.end - 1}"
-            raise wrong_bytes(where, length, part.block.sha256, length, digest.hexdigest())
-        return content if spool is None else spool.file
+        while len(content) < part.block.length:
+            content += stream.take(part.block.length - len(content))
+        _check(hashlib.sha256(content), part, stream.place)
+        return content
+
+    def _on_disk(self, source: Source, pack: Descriptor, part: Part) -> Generator[tuple[Part, IO[bytes]], None, None]:
+        """One large block; what an earlier try or process got of it is not read again."""
+        length = part.block.length
+        with self._store.partial(parse_digest(part.block.sha256), length) as partial:
+            digest, there = partial.hashed()
+            place = "what was kept of it"
+            if there < length:
+                whole = there == 0 and length == pack.size
+                start, rest = part.block.offset + there, None if whole else length - there
+                with source.read(pack.sha256, pack.size, start=start, length=rest) as pieces:
+                    self.stats.add(requests=1)
+                    stream, place = _Stream(pieces), pieces.place
+                    try:
+                        while there < length:
+                            piece = stream.take(length - there)
+                            digest.update(piece)
+                            partial.write(piece)
+                            there += len(piece)
+                    finally:
+                        self.stats.add(bytes=stream.given)
+            try:
+                _check(digest, part, place)
+                yield part, partial.file
+            finally:
+                partial.drop()  # good or not, nobody continues it
 
     def _arrived(self, source: Source, kernels: Sequence[KernelEntry]) -> None:
         self.stats.add(kernels=len(kernels), kernel_bytes=sum(entry.size for entry in kernels))
@@ -291,6 +308,13 @@ class _Stream:
     def skip(self, amount: int) -> None:
         while amount:
             amount -= len(self.take(amount))
+
+
+def _check(digest: hashlib._Hash, part: Part, place: str) -> None:
+    length = part.block.length
+    if digest.hexdigest() != parse_digest(part.block.sha256):
+        where = f"{place}, bytes {part.block.offset}-{part.end - 1}"
+        raise wrong_bytes(where, length, part.block.sha256, length, digest.hexdigest())
 
 
 def wrong_bytes(place: str, size: int, digest: str, got: int, actual: str) -> VerificationError:

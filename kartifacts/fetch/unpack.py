@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 WHOLE = 16 << 20  # bytes of a block up to which it is decompressed in one piece, as its publisher packs them
 _PIECE = 256 << 10
+_HEAD = 18  # bytes of a frame's header at most
 # Bytes that all threads of this process decompress into at once.  A block more than there are cores would only make
 # threads wait for each other; four is what fits beside the rest into 150 MB.
 _BUDGET = min(4, len(os.sched_getaffinity(0))) * WHOLE
@@ -80,14 +81,15 @@ def _new_buffer() -> mmap.mmap:
 
 
 _memory = _Memory(_BUDGET)
+compressed = _Memory(24 << 20)  # for blocks that wait to be decompressed, however many threads read them
 
 
-def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, *, what: str) -> None:
+def unpack(packed: bytes | bytearray | IO[bytes], part: Part, store: Store, *, what: str) -> None:
     """Write the wanted kernels of one block into the store, each under its own digest and size."""
     base = None if part.base is None else read_regular(part.base, MAX_DELTA_BASE)
-    if part.block.size <= WHOLE and isinstance(compressed, (bytes, bytearray)):
+    if part.block.size <= WHOLE and isinstance(packed, (bytes, bytearray)):
         with _memory.buffer(part.block.size) as content, store.batch() as batch:
-            _fill(content, compressed, base, what)
+            _fill(content, packed, base, what)
             for entry in part.kernels:
                 try:
                     batch.put(entry.digest, content[entry.offset : entry.offset + entry.size], entry.suffix)
@@ -95,11 +97,11 @@ def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, 
                     raise _misplaced(entry, what, error) from error
         return
     kernels = list(part.kernels)
-    with _memory.spend(min(part.block.size, MAX_WINDOW)), store.batch() as batch:
+    with _memory.spend(_window(packed, what)), store.batch() as batch:
         while kernels:  # once, unless kernels share bytes
-            if not isinstance(compressed, (bytes, bytearray)):
-                compressed.seek(0)
-            frame = _Frame(compressed, base, what)
+            if not isinstance(packed, (bytes, bytearray)):
+                packed.seek(0)
+            frame = _Frame(packed, base, what)
             later: list[KernelEntry] = []
             for entry in kernels:
                 if entry.offset < frame.position:
@@ -107,6 +109,21 @@ def unpack(compressed: bytes | bytearray | IO[bytes], part: Part, store: Store, 
                 else:
                     _cut(frame, entry, batch)
             kernels = later
+
+
+def _window(packed: bytes | bytearray | IO[bytes], what: str) -> int:
+    """The memory that decompressing takes, as the head of the frame says."""
+    import zstandard
+
+    if isinstance(packed, (bytes, bytearray)):
+        head = bytes(packed[:_HEAD])
+    else:
+        packed.seek(0)
+        head = packed.read(_HEAD)
+    try:
+        return min(int(zstandard.get_frame_parameters(head).window_size), MAX_WINDOW)
+    except zstandard.ZstdError as error:
+        raise WrongPacking(f"{what} cannot be decompressed: {error}") from error
 
 
 def _fill(content: memoryview, compressed: bytes | bytearray, base: bytes | None, what: str) -> None:

@@ -41,7 +41,10 @@ def check_status(status: int, headers: Message, place: str, *, size: int) -> Non
         raise wrong_content(f"{where} to a range of {size} bytes", size, headers.get("Content-Range", "less"), place)
     if status in TRANSIENT:
         pause = asked_pause(headers)
-        raise SourceError(where, retry_after=_THROTTLED if pause is None and status == 429 else pause)
+        if pause is None and status == 429:
+            pause = _THROTTLED
+        limited = "" if pause is None else f": it limits the rate and asks for a pause of {pause:.0f} s"
+        raise SourceError(where + limited, retry_after=pause)
     raise SourceError(f"{where}, which is not an answer to GET", permanent=True)
 
 

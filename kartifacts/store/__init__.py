@@ -1,7 +1,7 @@
 """The local content-addressed store: verified kernels and metadata under names that hold their digest.
 
     <root>/v1/sha256/<aa>/<64 hex><suffix>    one entry: mode 0444, never changed in place, never replaced
-    <root>/v1/tmp                             spool of blocks under way, nameless where the system can
+    <root>/v1/tmp                             large blocks under way, for who comes next to go on with
     <root>/v1/locks                           flock files, removed when released; elsewhere if this is a network mount
     <root>/v1/quarantine                      entries that were damaged, kept for whoever wants to know why
 
@@ -13,6 +13,6 @@ from __future__ import annotations
 
 from kartifacts.store.store import Store
 from kartifacts.store.upkeep import Damage, Entry, GcReport, Holdings, VerifyReport
-from kartifacts.store.writing import Batch, Spool, Writer
+from kartifacts.store.writing import Batch, Partial, Writer
 
-__all__ = ["Batch", "Damage", "Entry", "GcReport", "Holdings", "Spool", "Store", "VerifyReport", "Writer"]
+__all__ = ["Batch", "Damage", "Entry", "GcReport", "Holdings", "Partial", "Store", "VerifyReport", "Writer"]

@@ -17,7 +17,7 @@ from kartifacts.files.faults import free_bytes, once_more, store_error, storing
 from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.store import upkeep
-from kartifacts.store.writing import Batch, Spool, Writer, unfit
+from kartifacts.store.writing import Batch, Partial, Writer, unfit
 
 log = logging.getLogger(__name__)
 
@@ -153,15 +153,18 @@ class Store:
         return writer.path
 
     @contextmanager
-    def spool(self, need: int) -> Iterator[Spool]:
-        """A nameless file on the store's file system, for `need` bytes on their way in."""
+    def partial(self, digest: Digest, need: int) -> Iterator[Partial]:
+        """What is here of `need` bytes with a digest; it stays if the block fails, unless the store is at fault."""
         directory = self._base / "tmp"
         self._make(directory, need=need)
-        spool = Spool(directory, need)
+        partial = Partial(f"{directory}/part-{digest}", need)
         try:
-            yield spool
+            yield partial
+        except StoreError:  # a full disk, most likely
+            partial.drop()
+            raise
         finally:
-            spool.close()
+            partial.close()
 
     def quarantine(self, path: Path) -> Path:
         """Move an entry away and say where to.  A process that has it mapped keeps it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from kartifacts.errors import StoreError, VerificationError
-from kartifacts.files.faults import store_error, storing
+from kartifacts.files.faults import once_more, store_error, storing
 from kartifacts.model.digest import Digest
 
 log = logging.getLogger(__name__)
@@ -46,23 +46,58 @@ def write_all(descriptor: int, piece: bytes | bytearray | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-class Spool:
-    """Bytes on their way in, on the store's file system and under no name."""
+class Partial:
+    """The first bytes of something large on their way in, kept for who comes next if the end is not reached.
 
-    def __init__(self, directory: Path, need: int) -> None:
-        import tempfile  # is needed for large blocks only, and imports much
+    They are worth nothing before all of them have been hashed; whoever continues begins with that.
+    """
 
-        self._directory = directory
+    def __init__(self, place: str, need: int) -> None:
+        self._place = place
         self._need = need
-        with storing("write into", directory, need=need):
-            self.file: IO[bytes] = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  closed by `close`
+        self._descriptor = self._open()
+        self.file: IO[bytes] = os.fdopen(self._descriptor, "r+b", buffering=0)
+
+    def hashed(self) -> tuple[hashlib._Hash, int]:
+        """The sha256 of what is there, and how much that is; further bytes go behind it."""
+        digest, size = hashlib.sha256(), 0
+        self.file.seek(0)
+        with storing("read", Path(self._place)):
+            while piece := self.file.read(_PIECE):
+                digest.update(piece)
+                size += len(piece)
+        return digest, size
 
     def write(self, piece: bytes | bytearray | memoryview) -> None:
-        with storing("write into", self._directory, need=self._need):
-            write_all(self.file.fileno(), piece)
+        with storing("write into", Path(self._place).parent, need=self._need):
+            write_all(self._descriptor, piece)
+
+    def drop(self) -> None:
+        """Leave nothing to continue."""
+        try:
+            os.unlink(self._place)
+        except FileNotFoundError:
+            log.debug("%s was removed by another process", self._place)
 
     def close(self) -> None:
         self.file.close()
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with storing("write into", Path(self._place).parent, need=self._need):
+            for _ in range(3):
+                try:
+                    descriptor = os.open(self._place, flags, 0o600)
+                except OSError as error:
+                    if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM):
+                        raise
+                else:
+                    found = os.fstat(descriptor)
+                    if not unfit(found, found.st_size) and found.st_size <= self._need and found.st_nlink == 1:
+                        return descriptor
+                    os.close(descriptor)
+                os.unlink(self._place)  # something that is none of ours, or longer than it may be
+        raise StoreError(f"cannot write {self._place!r}: something wrong is put there again and again")
 
 
 class Writer:
@@ -80,7 +115,7 @@ class Writer:
         self._hash = hashlib.sha256()
         self._name: str | None = None  # of the temporary file, where it needs one
         try:
-            self._descriptor = self._open()
+            self._descriptor = once_more(self._open)
         except FileNotFoundError:  # the directory; whoever made it can make it again
             raise
         except OSError as error:
@@ -198,13 +233,17 @@ class Writer:
             if self._name is None and error.errno in (*_NO_LINK, *_NO_TMPFILE, errno.EXDEV):
                 self._take_name()
                 return self._linked()
-            if self._name is None or error.errno not in _NO_LINK:
+            if self._name is None or error.errno not in (*_NO_LINK, errno.EXDEV):
                 raise
             # No hard links here (FAT, some network mounts).  A rename would replace, so look first; losing that race
             # replaces an entry by its like, and whoever has the old one mapped keeps it.
             if os.path.lexists(self._place):
                 return False
-            os.rename(self._name, self._place)
+            try:
+                os.rename(self._name, self._place)
+            except FileNotFoundError:  # a network file system may have done it, and then not have known it
+                if os.path.lexists(self._name) or unfit(os.lstat(self._place), self.size):
+                    raise
             self._name = None
         return True
 

@@ -41,7 +41,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, name: str, reason: int, *, nameless
     ("name", "reason", "nameless"),
     [
         *(("link", getattr(errno, reason), True) for reason in ("ENOENT", "EPERM", "EXDEV", "EOPNOTSUPP", "EINVAL")),
-        *(("link", getattr(errno, reason), False) for reason in ("EPERM", "EOPNOTSUPP", "ENOSYS", "EMLINK")),
+        *(("link", getattr(errno, reason), False) for reason in ("EPERM", "EOPNOTSUPP", "ENOSYS", "EMLINK", "EXDEV")),
         *(("fchmod", getattr(errno, reason), False) for reason in ("EPERM", "EOPNOTSUPP", "ENOSYS")),
         *(("fsync", getattr(errno, reason), False) for reason in ("EINVAL", "EOPNOTSUPP", "ENOSYS")),
     ],
@@ -84,3 +84,30 @@ def test_a_flush_that_fails_for_good_is_never_taken_for_done(store: Store, monke
     with pytest.raises(StoreError, match="cannot write"):
         store.put(DIGEST, CONTENT)
     assert store.find(DIGEST, len(CONTENT)) is None
+
+
+def test_a_rename_that_was_done_and_not_known_counts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking(monkeypatch, "link", errno.EPERM)
+    rename = os.rename
+
+    def forgetful(old: str, new: str) -> None:
+        rename(old, new)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", old)
+
+    monkeypatch.setattr(os, "rename", forgetful)
+    assert store.put(DIGEST, CONTENT).read_bytes() == CONTENT
+
+
+def test_a_stale_handle_is_asked_for_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+    failed: list[Any] = []
+
+    def stale(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & (os.O_TMPFILE | os.O_CREAT) and "sha256" in str(path) and not failed:
+            failed.append(path)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", stale)
+    assert store.put(DIGEST, CONTENT).read_bytes() == CONTENT
+    assert failed

@@ -217,10 +217,10 @@ def test_a_full_disk_is_a_typed_error_and_damages_nothing(small_disk: Path) -> N
     assert store.path(DIGEST).read_bytes() == CONTENT
 
 
-def test_a_full_disk_fails_the_spool_in_the_same_way(small_disk: Path) -> None:
+def test_a_full_disk_fails_a_partial_in_the_same_way_and_keeps_nothing(small_disk: Path) -> None:
     store = Store(small_disk / "store")
-    with pytest.raises(StoreError, match="need 4194304 bytes"), store.spool(4 << 20) as spool:
-        spool.write(bytes(4 << 20))
+    with pytest.raises(StoreError, match="need 4194304 bytes"), store.partial(DIGEST, 4 << 20) as partial:
+        partial.write(bytes(4 << 20))
     assert files(store.root) == []
 
 
