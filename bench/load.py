@@ -86,7 +86,7 @@ def prepare(place: Path) -> dict[str, str]:
     (place / "ninja/in").write_text("")
     (place / "copy.so").write_bytes(b"")
     one(None, place, environ)
-    return environ
+    return {**environ, "KARTIFACTS_MIRRORS": "https://mirror.example/kernels"}  # as users have it; nothing is asked
 
 
 def one(module: Path | None, place: Path, environ: dict[str, str]) -> dict[str, float]:
