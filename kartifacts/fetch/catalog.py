@@ -10,10 +10,12 @@ from kartifacts.model.digest import parse_digest
 from kartifacts.model.manifest import (
     BundleManifest,
     Descriptor,
+    Listed,
     Pin,
     Release,
     Table,
     decode_bundle,
+    decode_listing,
     decode_release,
     decode_table,
 )
@@ -44,11 +46,17 @@ class Bundle:
 
     @cached_property
     def table(self) -> Table:
+        return decode_table(self._raw_table(), self.manifest, what=f"kernel table of bundle {self.name}")
+
+    def listed(self) -> list[Listed]:
+        """What the table lists, unchecked and not kept, for those who only count."""
+        return decode_listing(self._raw_table(), what=f"kernel table of bundle {self.name}")
+
+    def _raw_table(self) -> bytes:
         config = self.manifest.config
         what = f"kernel table of bundle {self.name}"
         compressed = self._transfer.blob(config.sha256, config.size, what=what)
-        raw = frames.decompress(compressed, frames.table_size(config, what), what=what)
-        return decode_table(raw, self.manifest, what=what)
+        return frames.decompress(compressed, frames.table_size(config, what), what=what)
 
     def forget(self) -> None:
         """Let go of the table, which may be large; it is read again when it is asked for."""

@@ -132,6 +132,18 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return Digest(self.sha256)  # of a table that was read, so looked at
 
 
+class Listed(msgspec.Struct, frozen=True, gc=False):
+    """Of an entry, what tells whether its kernel is here."""
+
+    sha256: str
+    size: int
+    suffix: str = ""
+
+
+class _Listing(msgspec.Struct):
+    kernels: list[Listed]
+
+
 class Table(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The config of a bundle: every kernel and where it lies."""
 
@@ -207,6 +219,19 @@ def decode_bundle(data: bytes, *, what: str = "bundle manifest") -> BundleManife
     return bundle
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looking for garbage, which there is none of while ten thousands of values are made and kept."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel table") -> Table:
     """Parse a decompressed kernel table and check every offset against the packs of `bundle`."""
     table = _read_table(data, what)
@@ -218,15 +243,23 @@ def decode_table(data: bytes, bundle: BundleManifest, *, what: str = "kernel tab
             raise VerificationError(f"{what} has a block of {block.size} bytes")
         _check_place(block, bundle, what)
     _check_identities(table.kernels, what)
+    sizes = [block.size for block in table.blocks]
     for kernel in table.kernels:
-        if not 0 <= kernel.block < len(table.blocks):
+        if not 0 <= kernel.block < len(sizes):
             raise VerificationError(f"{what} puts {kernel.uri[:150]!r} into a block that is not there")
-        inside = table.blocks[kernel.block].size
-        if not (0 <= kernel.offset and 0 <= kernel.size and kernel.offset + kernel.size <= inside):
+        if not (0 <= kernel.offset and 0 <= kernel.size and kernel.offset + kernel.size <= sizes[kernel.block]):
             raise VerificationError(f"{what} puts {kernel.uri[:150]!r} outside its block")
         if kernel.delta is not None:
             _check_delta(kernel.delta, bundle, what)
     return table
+
+
+def decode_listing(data: bytes, *, what: str = "kernel table") -> list[Listed]:
+    """What a table lists, in a quarter of the time of `decode_table`: to count by, since nothing of it was checked."""
+    try:
+        return msgspec.json.decode(data, type=_Listing).kernels
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise VerificationError(f"{what} is malformed: {error}") from error
 
 
 def _read_table(data: bytes, what: str) -> Table:
@@ -238,23 +271,10 @@ def _read_table(data: bytes, what: str) -> Table:
     if data.count(b",") > _MAX_VALUES:
         raise VerificationError(f"{what} has more than {_MAX_VALUES} values")
     try:
-        with _uncollected():
-            table = msgspec.json.decode(data, type=Table)
+        table = msgspec.json.decode(data, type=Table)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _decode(data, Table, what)
     return table if _is_canonical(data, table) else _decode(data, Table, what)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without looking for garbage, which there is none of while ten thousands of values are made and kept."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _is_canonical(data: bytes, table: Table) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kartifacts.errors import StoreError
 from kartifacts.files import locking
@@ -25,10 +25,12 @@ from kartifacts.model.layout import NOTES
 from kartifacts.store.writing import TEMPORARY_PREFIX, unfit
 
 if TYPE_CHECKING:
-    from kartifacts.model.manifest import KernelEntry
+    from kartifacts.model.manifest import KernelEntry, Listed
     from kartifacts.store.store import Store
 
 log = logging.getLogger(__name__)
+
+_Sought = TypeVar("_Sought", "KernelEntry", "Listed")
 
 _NOTE_BYTES = 64 << 10
 _ABANDONED_SECONDS = 3600.0  # no write of one entry takes that long without a byte
@@ -122,7 +124,7 @@ class Holdings:
         self.entries += seen
         self.bytes += total
 
-    def lacking(self, kernels: Iterable[KernelEntry]) -> list[KernelEntry]:
+    def lacking(self, kernels: Iterable[_Sought]) -> list[_Sought]:
         """Those of the kernels that `Store.find` would not have found."""
         size_of = self._sizes.get
         return [kernel for kernel in kernels if size_of(kernel.sha256 + kernel.suffix) != kernel.size]

@@ -254,3 +254,19 @@ def test_an_error_names_the_file_that_the_caller_named() -> None:
         decode_lock(changed(LOCK, "version", 7), what="the lock")
     assert caught.value.message == "version of the lock: expected 1, got 7"
     assert (caught.value.expected, caught.value.actual) == ("1", "7")
+
+
+def test_who_only_counts_counts_what_the_careful_reader_reads() -> None:
+    data = model.encode(TABLE)
+    listed = model.decode_listing(data)
+    assert [(row.sha256, row.size, row.suffix) for row in listed] == [
+        (kernel.sha256, kernel.size, kernel.suffix) for kernel in read_table(data).kernels
+    ]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"{}", b'{"kernels": 5}', b'{"kernels": [{}]}', b"[" * 100_000, b"\xff"]
+)
+def test_what_cannot_be_counted_is_a_typed_error(data: bytes) -> None:
+    with pytest.raises(VerificationError, match="malformed"):
+        model.decode_listing(data)

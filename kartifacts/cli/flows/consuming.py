@@ -20,6 +20,7 @@ from kartifacts.cli.flows.selecting import (
     choose,
     devices_of,
     entries_of,
+    listed_of,
     pinned_registry,
     pins_of,
     runs,
@@ -124,14 +125,13 @@ def status(settings: Settings, selection: Selection) -> Report:
             note = bundle.descriptor.note
             if all(runs(bundle, device) is None for device in devices):
                 continue
-            entries = entries_of(bundle, pin, unread)
-            kept = None if entries is None else selection.of(bundle, entries)
-            if kept != []:
+            number, lacking = _counted(fetcher, here, selection, bundle, pin, unread)
+            if number != 0:
                 rows.append(
                     {**row, "family": note("family"), "arch": note("arch"),
-                     "kernels": None if kept is None else len(kept),
-                     "present": len(kept or ()) - len(_lacking(fetcher, here, bundle, kept or ())),
-                     "problem": "" if kept is not None else _problem(unread[-1])}
+                     "kernels": number,
+                     "present": (number or 0) - lacking,
+                     "problem": "" if number is not None else _problem(unread[-1])}
                 )  # fmt: skip
             bundle.forget()
         if unread and unread[0].what.startswith("release index"):
@@ -143,6 +143,20 @@ def status(settings: Settings, selection: Selection) -> Report:
         "bundles": rows,
         "complete": bool(rows) and all(row["kernels"] == row["present"] for row in rows),
     }
+
+
+def _counted(
+    fetcher: Fetcher, here: Holdings, selection: Selection, bundle: Bundle, pin: Pin, unread: list[Unread]
+) -> tuple[int | None, int]:
+    """How many kernels of a bundle are selected, or None if that cannot be told, and how many of them are not here."""
+    if not (selection.words or selection.paths or fetcher.sources):
+        listed = listed_of(bundle, pin, unread)
+        return (None, 0) if listed is None else (len(listed), len(here.lacking(listed)))
+    entries = entries_of(bundle, pin, unread)
+    if entries is None:
+        return None, 0
+    kept = selection.of(bundle, entries)
+    return len(kept), len(_lacking(fetcher, here, bundle, kept))
 
 
 def _lacking(fetcher: Fetcher, here: Holdings, bundle: Bundle, entries: Sequence[KernelEntry]) -> list[KernelEntry]:

@@ -12,7 +12,7 @@ from kartifacts.cli.flows.shared import native
 from kartifacts.config import Settings
 from kartifacts.errors import ArtifactUnavailable, ConfigError, VerificationError
 from kartifacts.model.arch import Arch, parse_arch, parse_archs
-from kartifacts.model.manifest import Descriptor, KernelEntry, Pin
+from kartifacts.model.manifest import Descriptor, KernelEntry, Listed, Pin
 from kartifacts.runtime import Registry
 
 if TYPE_CHECKING:
@@ -104,6 +104,13 @@ def entries_of(bundle: Bundle, pin: Pin, unread: list[Unread]) -> list[KernelEnt
     """The entries of a bundle; None, which is noted, if its table cannot be read."""
     with reading(pin, f"kernel table of {bundle.name}", unread):
         return bundle.table.kernels
+    return None
+
+
+def listed_of(bundle: Bundle, pin: Pin, unread: list[Unread]) -> list[Listed] | None:
+    """As `entries_of`, for those who only count."""
+    with reading(pin, f"kernel table of {bundle.name}", unread):
+        return bundle.listed()
     return None
 
 
