@@ -13,7 +13,7 @@ from kartifacts.model.manifest import Block, BundleManifest, Delta, Descriptor, 
 # A gap is fetched and let go where that is faster than another round trip: 20 ms at 200 Mbit/s.
 GAP = 512 << 10
 # A range is one unit of parallel work, of another try, and of waiting for another process.
-RANGE_BYTES = 16 << 20
+RANGE_BYTES = 8 << 20
 RANGE_BLOCKS = 64
 _SHORTEST = 1 << 20  # a shorter one would cost more by its round trip than it gains by being one more at a time
 _AT_ONCE = 6  # enough to fill a line that loses packets; a release of thousands of kernels stays within ten requests
@@ -62,7 +62,7 @@ class Want:
 
 
 def plan(wants: Iterable[Want], *, threads: int = 1) -> list[Range]:
-    """The ranges that hold what is wanted, in the order of the packs, and short enough for all threads to have some."""
+    """The ranges that hold what is wanted, short enough for all threads to have some, the longest first."""
     found: dict[str, tuple[Descriptor, list[Part]]] = {}
     for want in wants:
         for number, kernels in _by_block(want).items():
@@ -120,7 +120,9 @@ def _ranges(found: dict[str, tuple[Descriptor, list[Part]]], threads: int) -> li
     share = total // min(threads, _AT_ONCE)
     # With room for the block that a row would otherwise just not have taken: one row more is one request more.
     longest = min(RANGE_BYTES, max(_SHORTEST, share + _SHORTEST))
-    return [made for pack, parts in found.values() for made in coalesce(pack, parts, longest)]
+    made = [row for pack, parts in found.values() for row in coalesce(pack, parts, longest)]
+    # The longest first, so that at the end no thread is alone with a long one.
+    return sorted(made, key=lambda row: row.length, reverse=True)
 
 
 def coalesce(pack: Descriptor, parts: Sequence[Part], longest: int = RANGE_BYTES) -> list[Range]:
