@@ -172,8 +172,8 @@ class Fetcher:
             return path
         try:
             self.store.quarantine(path)
-        except StoreError as error:  # a store that cannot be written keeps it, and whoever is asked now says so
-            log.warning("%s", error.message)
+        except StoreError as error:  # it stays in the way of the right bytes, and must not be taken for them
+            raise self.wrong_in_place[entry.sha256] from error
         return None
 
     def find(self, entry: KernelEntry) -> Path | None:

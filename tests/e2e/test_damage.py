@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import StoreError, VerificationError
+from kartifacts.store import Store
 from kartifacts.testing import Mirror
 from tests.conftest import Machine, Released
 
@@ -62,3 +63,20 @@ def test_what_is_exported_is_never_damaged(machine: Machine, released: Released,
         assert machine.cli("fetch", "--out", tmp_path / "out", **settings).code == 0
         assert good in [each.read_bytes() for each in (tmp_path / "out").rglob("*.so")]
         assert path.read_bytes() == good
+
+
+def test_damage_that_cannot_be_moved_away_is_never_taken_for_the_kernel(
+    machine: Machine, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Mirror(released.path) as mirror:
+        settings: dict[str, Any] = {"lock": released.lock_file, "mirrors": mirror.url, "jit": "auto"}
+        path = machine.registry(**settings).load(**ASK).path
+        flip(path)
+
+        def read_only(*_: object) -> Path:
+            raise StoreError("cannot move away: Read-only file system")
+
+        monkeypatch.setattr(Store, "quarantine", read_only)
+        with pytest.raises(VerificationError, match=path.name):
+            machine.registry(**settings).load(**ASK)
+        assert not list(machine.workspace.rglob("*.so"))
