@@ -87,12 +87,9 @@ def _reused(planned: Sequence[Planned], hashes: Mapping[str, Digest], earlier: E
     for entry in matched.values():
         alive.setdefault(entry.block, {})[entry.sha256] = entry.size
     used = {number: sum(sizes.values()) for number, sizes in alive.items()}
-    kept: list[int] = []
-    raw = wasted = 0
-    for number in sorted(used, key=lambda number: (used[number] / max(table.blocks[number].size, 1), -number)):
-        raw += table.blocks[number].size
-        wasted += table.blocks[number].size - used[number]
-        kept.append(number)
+    kept = sorted(used, key=lambda number: (used[number] / max(table.blocks[number].size, 1), -number))
+    raw = sum(table.blocks[number].size for number in kept)
+    wasted = raw - sum(used.values())
     while kept and _MOST_WASTE * wasted > raw:  # the worst go first
         worst = kept.pop(0)
         raw -= table.blocks[worst].size

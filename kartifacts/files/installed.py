@@ -19,8 +19,13 @@ def declares(group: str) -> bool:
     """
     if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
         return True
-    groups = _groups(tuple((place, _changed(place)) for place in sys.path))
+    groups = _groups(places())
     return group in groups or _ANY in groups
+
+
+def places() -> tuple[tuple[str, int], ...]:
+    """Where packages are looked for, each with when something was last installed into it."""
+    return tuple((place, _changed(place)) for place in sys.path)
 
 
 def _changed(place: str) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -13,7 +11,7 @@ from typing import Protocol
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
-from kartifacts.files.installed import declares
+from kartifacts.files.installed import declares, places
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import BUNDLE_GROUP
 from kartifacts.sources.breaker import Breaker
@@ -93,15 +91,7 @@ def installed_bundles() -> tuple[tuple[str, Path], ...]:
     """Name and directory of every bundle wheel in this environment; none of their code is run."""
     if not declares(BUNDLE_GROUP):
         return ()
-    return _bundles_of(tuple((place, _changed(place)) for place in sys.path))
-
-
-def _changed(place: str) -> int:
-    """When something was last installed into a place where packages are looked for."""
-    try:
-        return os.stat(place or ".").st_mtime_ns
-    except OSError:
-        return 0
+    return _bundles_of(places())
 
 
 @lru_cache(maxsize=1)  # it reads a file of every installed distribution: milliseconds, and more the more there are

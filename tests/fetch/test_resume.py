@@ -83,6 +83,16 @@ def test_the_next_mirror_goes_on_where_the_first_broke_off(large: TinyRepository
         assert partials(one.store.root) == []
 
 
+def broken_off(mirror: Mirror, large: TinyRepository, fetcher: Make) -> Fetcher:
+    """A fetcher whose one try ended in the middle of the block."""
+    mirror.order(faults.reset(4 << 20), match=large.packs[0], times=1)
+    one = fetcher(mirrors=mirror.url, retries=0)
+    (bundle,) = one.bundles(large.pin)
+    with pytest.raises(ArtifactUnavailable):
+        one.ensure(bundle, bundle.table.kernels)
+    return one
+
+
 def spoil(path: Path, how: str) -> None:
     content = path.read_bytes()
     path.unlink()
@@ -124,11 +134,7 @@ def test_what_was_kept_and_is_wrong_costs_one_clean_try_and_never_a_wrong_kernel
     large: TinyRepository, fetcher: Make, how: str
 ) -> None:
     with Mirror(large.path) as mirror:
-        mirror.order(faults.reset(4 << 20), match=large.packs[0], times=1)
-        one = fetcher(mirrors=mirror.url, retries=0)
-        (bundle,) = one.bundles(large.pin)
-        with pytest.raises(ArtifactUnavailable):
-            one.ensure(bundle, bundle.table.kernels)
+        one = broken_off(mirror, large, fetcher)
         (kept,) = partials(one.store.root)
         spoil(kept, how)
         two = fetcher(mirrors=mirror.url)
@@ -145,11 +151,7 @@ def test_a_mirror_that_knows_no_ranges_never_puts_its_beginning_behind_what_was_
     large: TinyRepository, fetcher: Make
 ) -> None:
     with Mirror(large.path) as mirror:
-        mirror.order(faults.reset(4 << 20), match=large.packs[0], times=1)
-        one = fetcher(mirrors=mirror.url, retries=0)
-        (bundle,) = one.bundles(large.pin)
-        with pytest.raises(ArtifactUnavailable):
-            one.ensure(bundle, bundle.table.kernels)
+        broken_off(mirror, large, fetcher)
         mirror.order(faults.ignore_range(), match=large.packs[0])
         two = fetcher(mirrors=mirror.url)
         (bundle,) = two.bundles(large.pin)

@@ -91,16 +91,21 @@ def _remember(registry: Registry, selection: Selection, chosen: list[Chosen]) ->
         host.cpu() if device is None or device.kind == "cpu" else replace(device, suffix="", ptx=False)
         for device in devices_of(selection.archs) or [None]
     }
-    ours = [(bundle, entry) for _, bundle, entries in chosen for entry in entries if entry.op_digest]
-    if len(ours) > _REMEMBERED:
+    loads = {
+        (entry.uri, device)
+        for device in devices
+        for _, bundle, entries in chosen
+        if runs(bundle, device) is not None
+        for entry in entries
+        if entry.op_digest
+    }
+    if len(loads) > _REMEMBERED:
         return
-    for bundle, entry in ours:
-        for device in devices:
-            if runs(bundle, device) is not None:
-                try:
-                    registry.remember(entry.uri, device)
-                except KartifactsError as error:  # a load will say it, if it matters to any
-                    log.debug("nothing is noted of %s: %s", entry.uri, error.message)
+    for uri, device in loads:
+        try:
+            registry.remember(uri, device)
+        except KartifactsError as error:  # a load will say it, if it matters to any
+            log.debug("nothing is noted of %s: %s", uri, error.message)
 
 
 def _worst(failed: list[KartifactsError]) -> KartifactsError:
