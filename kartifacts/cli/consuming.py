@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +12,9 @@ from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.cli.sizes import Size
 from kartifacts.errors import VerificationError
+
+if TYPE_CHECKING:
+    from kartifacts.cli.flows import Selection
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _select_options = (
@@ -29,6 +34,14 @@ def _selecting(command: click.decorators.FC) -> click.decorators.FC:
     return command
 
 
+def _selection(
+    settings: config.Settings, library: str | None, ops: str, archs: str, paths: tuple[str, ...] = ()
+) -> Selection:
+    from kartifacts.cli import flows
+
+    return flows.Selection(library, ops, archs or settings.archs, paths)
+
+
 @click.command("fetch")
 @_selecting
 @click.option("--path", "paths", multiple=True, help="Only this uri or imported path; may be repeated.")
@@ -41,7 +54,7 @@ def fetch_command(
     from kartifacts.cli import flows
 
     settings = config.read()
-    report = flows.fetch(settings, flows.Selection(library, ops, archs or settings.archs, paths), out=out)
+    report = flows.fetch(settings, _selection(settings, library, ops, archs, paths), out=out)
     text = (
         f"{report['kernels']} kernels present: {report['fetched']} fetched, {report['present']} were there; "
         f"{report['bytes']} bytes in {report['requests']} requests"
@@ -60,7 +73,7 @@ def status_command(library: str | None, ops: str, archs: str, as_json: bool) -> 
     from kartifacts.cli import flows
 
     settings = config.read()
-    report = flows.status(settings, flows.Selection(library, ops, archs or settings.archs, ()))
+    report = flows.status(settings, _selection(settings, library, ops, archs))
     lines = [
         f"{row['library']} {row['version']}"
         + (f" {row['family']} for {row['arch']}" if row["family"] else "")
@@ -79,7 +92,7 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
     from kartifacts.cli import flows
 
     settings = config.read()
-    report = flows.listing(settings, flows.Selection(library, ops, archs or settings.archs, ()))
+    report = flows.listing(settings, _selection(settings, library, ops, archs))
     lines = [
         f"{row['uri']}  {row['arch']}  {row['size']} bytes  {row['place'] or 'missing'}" for row in report["kernels"]
     ]
@@ -101,8 +114,10 @@ def verify_command(repository: Path | None, library: str | None, ops: str, archs
     from kartifacts.cli import flows
 
     settings = config.read()
-    chosen = archs if repository is not None else archs or settings.archs
-    report = flows.verify(settings, repository, flows.Selection(library, ops, chosen, ()))
+    selection = _selection(settings, library, ops, archs)
+    if repository is not None:  # whose archs are not those of this machine's settings
+        selection = replace(selection, archs=archs)
+    report = flows.verify(settings, repository, selection)
     lines = [*(f"damaged: {name}" for name in report["damaged"]), *(f"missing: {name}" for name in report["missing"])]
     lines.append(f"{report['place']}: {report['checked']} objects checked, {len(lines)} faults")
     emit(as_json, report, "\n".join(lines))

@@ -124,3 +124,24 @@ def _is_private_group(gid: int) -> bool:
     except KeyError:
         return False
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def check_own_directory(path: str) -> None:
+    """As `check_trusted`, of a directory in one that was looked at: a single look suffices where all is well."""
+    found = os.lstat(path)
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
+    if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        check_trusted(Path(path))
+
+
+def unfit(found: os.stat_result, size: int) -> str:
+    """Why what was found under an entry's name is not the entry; empty if it is."""
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a regular file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write it (mode {stat.S_IMODE(found.st_mode):04o})"
+    if found.st_size != size:
+        return f"it has {found.st_size} bytes, expected {size}"
+    return ""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import stat
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from kartifacts import __version__
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, Refusal, StoreError
 from kartifacts.files.reading import read_regular
-from kartifacts.files.trust import check_trusted, make_directory
+from kartifacts.files.trust import check_own_directory, check_trusted, make_directory, unfit
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.layout import NOTES
@@ -37,7 +36,6 @@ _LARGEST = 1 << 30  # bytes of what is read to see whether it changed
 _TICK = 50_000_000  # nanoseconds by which a file system's clock may lag
 _STANDARD = os.path.dirname(os.__file__)
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 Stamp = tuple[int, ...]
 
@@ -93,7 +91,7 @@ def look(asked: Question) -> Recalled | None:
         check_trusted(Path(note).parent)
         kernel = Path(place)
         for directory in (kernel.parent.parent, kernel.parent):  # what is above them has just been looked at
-            _check_own(directory)
+            check_own_directory(str(directory))
         if not _is_intact(place, said["stamp"]):
             return None
         texts = [said["uri"], said["arch"], *said["exports"], *(text for row in said["refusals"] for text in row)]
@@ -155,13 +153,6 @@ def _in_store(place: str, settings: Settings) -> bool:
     return place.startswith(f"{settings.store}/v1/sha256/") and "/../" not in place
 
 
-def _check_own(directory: Path) -> None:
-    found = os.lstat(directory)
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
-    if not mine or found.st_mode & _OTHERS_WRITE:
-        check_trusted(directory)
-
-
 def _read(note: str) -> dict[str, Any] | None:
     content = _bytes(note)
     said = None if content is None else json.loads(content)
@@ -175,8 +166,8 @@ def _bytes(note: str | Path) -> bytes | None:
         return None
     with open(descriptor, "rb", buffering=0) as file:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & _OTHERS_WRITE or found.st_uid not in (0, os.geteuid()):
-            raise StoreError(f"{str(note)!r} may be written by other users")
+        if reason := unfit(found, found.st_size):
+            raise StoreError(f"{str(note)!r}: {reason}")
         return file.read(_MOST)
 
 
@@ -206,9 +197,7 @@ def _is_intact(place: str, stamp: list[int]) -> bool:
     if _stamp(place) == tuple(stamp):
         return True
     found = os.lstat(place)
-    if not stat.S_ISREG(found.st_mode) or found.st_mode & _OTHERS_WRITE or found.st_uid not in (0, os.geteuid()):
-        return False
-    return sha256(read_regular(place, _LARGEST)) == os.path.basename(place)[:64]
+    return not unfit(found, found.st_size) and sha256(read_regular(place, _LARGEST)) == os.path.basename(place)[:64]
 
 
 def _places() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager
@@ -14,10 +13,10 @@ from pathlib import Path
 from kartifacts.errors import StoreError
 from kartifacts.files import locking
 from kartifacts.files.faults import free_bytes, once_more, store_error, storing
-from kartifacts.files.trust import check_trusted, make_directory
+from kartifacts.files.trust import check_own_directory, check_trusted, make_directory, unfit
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.store import upkeep
-from kartifacts.store.writing import Batch, Partial, Writer, unfit
+from kartifacts.store.writing import Batch, Partial, Writer
 
 log = logging.getLogger(__name__)
 
@@ -257,10 +256,7 @@ class Store:
             try:
                 os.mkdir(directory, _SHARED)
             except FileExistsError:
-                found = os.lstat(directory)
-                mine = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
-                if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    check_trusted(Path(directory))
+                check_own_directory(directory)
         self._filled.add(directory)
 
     def _make(self, directory: Path, *, need: int | None = None) -> None:

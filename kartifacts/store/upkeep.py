@@ -20,9 +20,10 @@ from kartifacts.errors import StoreError
 from kartifacts.files import locking
 from kartifacts.files.faults import storing
 from kartifacts.files.reading import read_regular
+from kartifacts.files.trust import unfit
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import NOTES
-from kartifacts.store.writing import TEMPORARY_PREFIX, unfit
+from kartifacts.store.writing import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from kartifacts.model.manifest import KernelEntry, Listed

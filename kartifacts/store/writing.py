@@ -6,7 +6,6 @@ import errno
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +14,7 @@ from typing import IO
 
 from kartifacts.errors import StoreError, VerificationError
 from kartifacts.files.faults import once_more, store_error, storing
+from kartifacts.files.trust import unfit
 from kartifacts.model.digest import Digest
 
 log = logging.getLogger(__name__)
@@ -25,19 +25,6 @@ _NO_MODES = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _NO_FLUSH = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 _PIECE = 1 << 20
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-
-
-def unfit(found: os.stat_result, size: int) -> str:
-    """Why what was found under an entry's name is not the entry; empty if it is."""
-    if not stat.S_ISREG(found.st_mode):
-        return "it is not a regular file"
-    if found.st_uid not in (0, os.geteuid()):
-        return f"it belongs to user {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"other users may write it (mode {stat.S_IMODE(found.st_mode):04o})"
-    if found.st_size != size:
-        return f"it has {found.st_size} bytes, expected {size}"
-    return ""
 
 
 def write_all(descriptor: int, piece: bytes | bytearray | memoryview) -> None:
