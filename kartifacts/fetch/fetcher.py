@@ -132,18 +132,26 @@ class Fetcher:
         wants = [Want(bundle.manifest, bundle.table, entries) for bundle, entries in wanted]
         self._warn_if_full(entry for want in wants for entry in want.entries)
         quick, rest = shortcuts(wants, self._base, threads=threads)
-        if quick:
-            for error in self._run(quick, lambda _: None, patient=False):
-                log.info("%s", error.message)  # then the whole block is fetched, and says what is wrong
-            rest = [Want(want.manifest, want.table, self._lacking(want.entries)) for want in wants]
         ranges = plan(rest, threads=threads)
         if progress is not None:
-            errors = self._run(ranges, progress)
+            errors = self._run_all(wants, quick, ranges, progress)
         else:
-            with bar(self.settings, sum(found.wanted for found in ranges), what) as shown:
-                errors = self._run(ranges, shown)
+            with bar(self.settings, sum(found.wanted for found in (*quick, *ranges)), what) as shown:
+                errors = self._run_all(wants, quick, ranges, shown)
         if errors:
             raise _joined(errors)
+
+    def _run_all(
+        self, wants: Sequence[Want], quick: Sequence[Range], ranges: Sequence[Range], progress: Callable[[int], object]
+    ) -> list[KartifactsError]:
+        """First the short cuts, then the rest; where a short cut failed, the block, which says what is wrong."""
+        failed = self._run(quick, progress, patient=False)
+        for error in failed:
+            log.info("%s", error.message)
+        if failed:
+            lacking = [Want(want.manifest, want.table, self._lacking(want.entries)) for want in wants]
+            ranges = plan(lacking, threads=self.settings.download_threads)
+        return self._run(ranges, progress)
 
     def _run(
         self, ranges: Sequence[Range], progress: Callable[[int], object], *, patient: bool = True

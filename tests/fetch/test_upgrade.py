@@ -95,6 +95,17 @@ def test_an_upgrade_costs_what_changed(releases: Releases, fetcher: Make) -> Non
         assert take(one, releases.pins[1])[1:] == (0, 0)
 
 
+def test_the_progress_of_an_upgrade_adds_up_to_what_was_said_to_be_missing(releases: Releases, fetcher: Make) -> None:
+    with Mirror(releases.path) as mirror:
+        one = fetcher(mirrors=mirror.url)
+        take(one, releases.pins[0])
+        (bundle,) = one.bundles(releases.pins[1])
+        told: list[int] = []
+        missing = one.missing_bytes(bundle, bundle.table.kernels)
+        one.ensure(bundle, bundle.table.kernels, progress=told.append)
+        assert sum(told) == missing > 0
+
+
 def test_who_has_nothing_fetches_no_deltas(releases: Releases, fetcher: Make) -> None:
     with Mirror(releases.path) as mirror:
         bundle, moved, _ = take(fetcher(mirrors=mirror.url), releases.pins[1])
