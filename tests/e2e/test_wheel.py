@@ -10,10 +10,12 @@ import sys
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 import kartifacts
 from kartifacts.errors import VerificationError
@@ -455,6 +457,9 @@ def test_pip_installs_from_nginx_and_the_kernel_loads(
 
 @pytest.mark.nginx
 def test_a_resolver_needs_the_metadata_only(served: tuple[Path, str], released: Released, tmp_path: Path) -> None:
+    found = version("pip")
+    if Version(found) < Version("23.2"):
+        pytest.skip(f"needs pip 23.2, the first that asks for core-metadata (PEP 714); this is {found}")
     name = f"{NAME}-{released.best.slug}"
     answer = pip("install", "--dry-run", "--ignore-installed", "--index-url", f"{served[1]}/simple/", name)
     assert f"Would install {name}-1.0" in answer.stdout
