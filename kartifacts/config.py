@@ -85,9 +85,11 @@ def _paths(text: str) -> tuple[Path, ...]:
 def _urls(text: str) -> tuple[str, ...]:
     urls = tuple(part.rstrip("/") for part in re.split(r"[\s,]+", text) if part)
     for url in urls:
-        if not re.match(r"(https?|file)://[^/]|file:///", url):
-            raise ValueError(f"{_redacted(url)!r} is not a URL that starts with https://, http:// or file://")
-        if "?" in url or "#" in url:
+        if not re.match(r"(https?|file|s3|oci|oci\+http)://[^/]|file:///", url):
+            raise ValueError(
+                f"{_redacted(url)!r} is not a URL that starts with https://, http://, file://, s3:// or oci://"
+            )
+        if ("?" in url and not url.startswith("s3://")) or "#" in url:
             raise ValueError(f"{_redacted(url)!r} goes on after '?' or '#'; blobs are named below a mirror's URL")
         _check_address(url)
     return urls
@@ -138,7 +140,9 @@ VARIABLES = (
     Variable("path", _paths, "directories looked at first, separated by ':'; read-only"),
     Variable("store", _path, "local content-addressed store of verified artifacts"),
     Variable("workspace", _path, "where the JIT writes objects and logs"),
-    Variable("mirrors", _urls, "mirrors in order, separated by spaces or commas; https://, http:// or file://"),
+    Variable(
+        "mirrors", _urls, "mirrors in order, separated by spaces or commas; https://, http://, file://, s3:// or oci://"
+    ),
     Variable("lock", _path, "kartifacts.lock: the releases, pinned by digest, that may be used"),
     Variable("offline", _flag, "1: open no socket; a missing artifact is an error at once"),
     Variable("jit", _choice("auto", "always", "never"), "auto, always (also offline) or never compile what is missing"),

@@ -7,7 +7,8 @@
     │   └── MissingKernel      the same, where only the JIT's being switched off stood in the way
     ├── SourceError            network or storage failed; the next source, or a later try, may succeed
     ├── StoreError             the local store cannot be read or written (permissions, disk full)
-    ├── VerificationError      bytes are not what was pinned; never answered by compiling
+    ├── VerificationError      bytes are not what was pinned or signed; never answered by compiling
+    │   └── ExpiredMetadata    signed and in order, but older than its signer allows
     ├── BuildError             a compiler failed
     │   └── NoCompiler         there is no compiler; carries the places searched
     ├── LoadError              built and verified, but does not load in this process
@@ -171,6 +172,20 @@ class VerificationError(KartifactsError):
         self.source = source
         self.expected = expected
         self.actual = actual
+
+
+class ExpiredMetadata(VerificationError):
+    """Metadata whose signatures hold, past its expiry: a mirror that stands still, or a clock that is wrong.
+
+    Args:
+        expired: when it expired, ISO 8601 in UTC.
+    """
+
+    exit_code = 11
+
+    def __init__(self, message: str, *, expired: str = "", source: str = "", hint: str | None = None) -> None:
+        super().__init__(message, source=source, hint=hint)
+        self.expired = expired
 
 
 class BuildError(KartifactsError):

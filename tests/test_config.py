@@ -38,7 +38,15 @@ CASES: dict[str, tuple[str, object, list[str]]] = {
         "https://a/x/, http://b:81\nfile:///c",
         ("https://a/x", "http://b:81", "file:///c"),
         [
-            *("example.org", "ftp://a", "https:///x", "https://", "s3://bucket/x", "https://a/b?token=1"),
+            *(
+                "example.org",
+                "ftp://a",
+                "https:///x",
+                "https://",
+                "s3:bucket/x",
+                "gs://bucket/x",
+                "https://a/b?token=1",
+            ),
             *(
                 "https://a/#x",
                 "http://[bad/",

@@ -4,6 +4,11 @@ oci-layout                                             this is an OCI image layo
 index.json                                             its entry for skopeo, oras, crane; our client never trusts it
 blobs/sha256/<hex>                                     packs, kernel tables, bundle manifests, release indexes
 targets/<library>/<version>/<sha256>.index.json        a release, by name; one file, and it never changes
+targets/<library>/<version>/<sha256>.provenance.json   what was signed about how it was built
+metadata/{N.root,N.targets,N.<library>,N.snapshot}.json, metadata/timestamp.json   TUF, the view of who is online
+airgap/...                                             the same targets bytes under a root with long expiry
+
+Only index.json and the timestamp.json of both views are ever replaced; by the latter a release becomes public.
 
 In stores and bundle wheels kernels lie as files of their own, and a bundle wheel brings its pin:
 
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.digest import Digest
@@ -45,12 +51,34 @@ def loose_path(digest: Digest, suffix: str) -> str:
     return f"v1/sha256/{digest[:2]}/{digest}{suffix}"
 
 
+View = Literal["online", "airgap"]
+"""One repository is signed twice: for readers who ask it daily, and for those who carry it across."""
+
+_VIEWS: dict[View, str] = {"online": "metadata", "airgap": "airgap"}
+TIMESTAMP = "timestamp.json"
+
+
+def metadata_path(view: View, name: str) -> str:
+    """Where the metadata file `name` (``3.snapshot.json``, ``timestamp.json``) of a view lies."""
+    return f"{_VIEWS[view]}/{name}"
+
+
+def target_name(library: str, version: str, kind: str = "index") -> str:
+    """The name under which TUF metadata lists a release (``index``), or what was signed about it (``provenance``)."""
+    return f"{check_name(library, 'library')}/{check_name(version, 'version')}/{kind}.json"
+
+
+def target_path(library: str, version: str, digest: Digest, kind: str = "index") -> str:
+    """Where that target lies: TUF's consistent snapshots put the digest before the last part of the name."""
+    return f"{release_directory(library, version)}/{digest}.{kind}.json"
+
+
 def release_directory(library: str, version: str) -> str:
     return f"targets/{check_name(library, 'library')}/{check_name(version, 'version')}"
 
 
 def release_path(library: str, version: str, digest: Digest) -> str:
-    return f"{release_directory(library, version)}/{digest}.index.json"
+    return target_path(library, version, digest)
 
 
 def check_name(text: str, what: str) -> str:

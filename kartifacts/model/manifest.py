@@ -166,11 +166,29 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-class Lock(msgspec.Struct, frozen=True, kw_only=True):
+class Synced(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What signed metadata a lock was last made from: the lowest versions that a later `sync` accepts."""
+
+    repository: str  # sha256 of the root that trust began with
+    view: str
+    root: int  # versions of the roles
+    timestamp: int
+    snapshot: int
+    targets: int
+    libraries: dict[str, int]
+    expires: str  # of what expires first, ISO 8601 in UTC
+    at: str  # when, by this machine's clock
+    source: str = ""  # where it came from, without credentials
+    accepted_expired_until: str = ""  # an operator's exception, and why
+    reason: str = ""
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The content of kartifacts.lock: the only releases whose bytes may be used."""
 
     version: int
     releases: list[Pin]
+    synced: list[Synced] = []  # at most one of a repository
 
 
 _T = TypeVar("_T")

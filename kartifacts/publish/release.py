@@ -29,7 +29,8 @@ from kartifacts.model.manifest import (
     Release,
     encode,
 )
-from kartifacts.publish.buckets import Bucket, DirectoryBucket
+from kartifacts.publish.buckets import Bucket, update
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.repository import Repository
 
 _REF_NAME = "org.opencontainers.image.ref.name"
@@ -85,7 +86,7 @@ def _of_version(bundle: Descriptor, version: str) -> Descriptor:
 def refuse_other_content(bucket: Bucket, library: str, version: str, digest: Digest) -> None:
     """Raise `PublishConflict` if the bucket knows this version with another content."""
     expected = release_path(library, version, digest)
-    for path in bucket.list(release_directory(library, version)):
+    for path, _, _ in bucket.list(release_directory(library, version)):
         if path != expected:
             raise PublishConflict(
                 f"{bucket.name} already holds another content of {library} {version}: {path!r}; nothing was changed",
@@ -102,9 +103,9 @@ def name_release(bucket: Bucket, library: str, version: str, index: bytes) -> No
         bucket.put_if_absent(release_path(library, version, sha256(index)), index)
         return _indexed(current, _descriptor(library, version, index), bucket.name)
 
-    if not bucket.exists(OCI_LAYOUT):
+    if bucket.size(OCI_LAYOUT) is None:
         bucket.put_if_absent(OCI_LAYOUT, OCI_LAYOUT_CONTENT)
-    bucket.update(OCI_INDEX, with_release)
+    update(bucket, OCI_INDEX, with_release)
 
 
 def _descriptor(library: str, version: str, index: bytes) -> Descriptor:

@@ -57,6 +57,14 @@ class Source(Protocol):
         """
         ...
 
+    def document(self, path: str, limit: int) -> bytes:
+        """A small file of the repository by its path (`model.layout`), as it is now; for signed metadata.
+
+        Raises:
+            SourceError: `missing` if it is not there; or it is larger than `limit`, or slow, or any other fault.
+        """
+        ...
+
     def blob(self, digest: Digest, size: int) -> Path | None:
         """The path of a blob, unread, if this source is local and holds one of that size."""
         ...

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError
 from kartifacts.sources.addresses import Address, joined, proxy_for, shown
-from kartifacts.sources.answers import REDIRECTS, NoConnection, innermost
+from kartifacts.sources.answers import REDIRECTS, NoConnection, check_status, innermost
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.pool import Pool
 from kartifacts.sources.resumed import Resumed
@@ -43,6 +43,35 @@ class Client:
     def read(self, address: Address, size: int, start: int, end: int) -> Resumed:
         """The bytes from `start` to `end` of what lies at `address`, `size` bytes in all; to be opened and closed."""
         return Resumed(self, address, size, start, end)
+
+    def whole(self, address: Address, limit: int) -> bytes:
+        """All of a small file, at most `limit` bytes, as it is now and within one read timeout.
+
+        Raises:
+            SourceError: `missing`, larger, slower, cut off, or another fault.
+        """
+        due = time.monotonic() + self.settings.read_timeout
+        answer, effective = self.ask(address, {"Accept-Encoding": "identity", "Cache-Control": "no-cache"})
+        place = shown(effective.url)
+        content = bytearray()
+        try:
+            if answer.status != 200:
+                check_status(answer.status, answer.headers, place, size=limit)
+                raise SourceError(f"{place} answered {answer.status} to a plain GET", permanent=True)
+            if answer.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+                raise SourceError(f"{place} is compressed, which was not asked for", permanent=True)
+            while piece := answer.read(limit + 1 - len(content), seconds=max(due - time.monotonic(), 0)):
+                content += piece
+                if len(content) > limit:
+                    raise SourceError(f"{place} is larger than {limit} bytes; no more was read", permanent=True)
+            if not answer.complete:
+                raise SourceError(f"{place} broke off after {len(content)} bytes")
+            return bytes(content)
+        except Broken as error:
+            reason = "too slow" if isinstance(error, TimeoutError) else innermost(error)
+            raise SourceError(f"{place} broke off after {len(content)} bytes: {reason}") from error
+        finally:
+            self.release(answer)
 
     def ask(self, address: Address, headers: dict[str, str]) -> tuple[Answer, Address]:
         """GET `address`, following redirects; gives the answer and the address it came from."""

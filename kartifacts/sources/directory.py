@@ -10,8 +10,9 @@ from io import FileIO
 from pathlib import Path
 
 from kartifacts.errors import SourceError, VerificationError
+from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest
-from kartifacts.model.layout import blob_path, loose_path
+from kartifacts.model.layout import blob_path, check_path, loose_path
 from kartifacts.sources import Pieces
 from kartifacts.sources.breaker import Breaker
 
@@ -53,6 +54,17 @@ class DirectorySource:
                 )
             file.seek(start)
             yield Pieces(_pieces(file, path, size - start if length is None else length), path)
+
+    def document(self, path: str, limit: int) -> bytes:
+        place = self.path / check_path(path, what="a path in a repository")
+        try:
+            return read_regular(place, limit)
+        except OSError as error:
+            raise SourceError(
+                f"cannot read {str(place)!r}: {error.strerror or error}",
+                missing=isinstance(error, (FileNotFoundError, NotADirectoryError)),
+                permanent=True,
+            ) from error
 
     def blob(self, digest: Digest, size: int) -> Path | None:
         path = self.path / blob_path(digest)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
 from kartifacts.model.digest import Digest
-from kartifacts.model.layout import blob_path
+from kartifacts.model.layout import blob_path, check_path
 from kartifacts.sources import Pieces
 from kartifacts.sources.addresses import Address, parse, shown
 from kartifacts.sources.breaker import GRACE, Breaker
@@ -51,20 +51,25 @@ class HttpSource:
     @contextmanager
     def read(self, digest: Digest, size: int, *, start: int = 0, length: int | None = None) -> Iterator[Pieces]:
         end = size if length is None else start + length
-        base = self._address.target.rstrip("/")
-        address = Address(*self._address.origin, f"{base}/{blob_path(digest)}", self._address.login)
-        transfer = self._client.read(address, size, start, end)
+        transfer = self._client.read(self._below(blob_path(digest)), size, start, end)
         try:
             transfer.open()
             yield transfer
         finally:
             transfer.close()
 
+    def document(self, path: str, limit: int) -> bytes:
+        return self._client.whole(self._below(check_path(path, what="a path in a repository")), limit)
+
     def blob(self, digest: Digest, size: int) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
 
     def loose(self, digest: Digest, suffix: str) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
+
+    def _below(self, path: str) -> Address:
+        base = self._address.target.rstrip("/")
+        return Address(*self._address.origin, f"{base}/{path}", self._address.login)
 
     @cached_property
     def _client(self) -> Client:

@@ -137,6 +137,11 @@ class Answer:
         self._received.due = time.monotonic() + seconds
         return self._response.read1(limit)
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing of an announced length is outstanding."""
+        return self._response.length in (None, 0)
+
     def finish(self) -> bool:
         """Be done with it; tells whether the connection can take another request."""
         reusable = not self._response.will_close and (self._response.isclosed() or self._response.length == 0)

@@ -20,7 +20,7 @@ import zstandard
 from kartifacts.build.foreign import import_checksums
 from kartifacts.errors import ConfigError, StoreError, VerificationError
 from kartifacts.model.manifest import Descriptor
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository

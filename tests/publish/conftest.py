@@ -12,8 +12,8 @@ import pytest
 from kartifacts.build.pack import PackInput, pack_bundle
 from kartifacts.errors import SourceError
 from kartifacts.model.manifest import Descriptor
-from kartifacts.publish.buckets import DirectoryBucket
-from kartifacts.publish.files import Change
+from kartifacts.publish.buckets import Stamped
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.release import make_release
 
 ARCHS = ("8.0", "9.0a", "cpu:x86-64-v3")
@@ -75,24 +75,17 @@ class CutBucket(DirectoryBucket):
         self.written: list[str] = []
 
     def put_if_absent(self, path: str, content: bytes | Path) -> Literal["created", "same"]:
-        if self.exists(path):
+        if self.size(path) is not None:
             return super().put_if_absent(path, content)
         self._spend(path)
         answer = super().put_if_absent(path, content)
         self._stop_if_spent(path)
         return answer
 
-    def update(self, path: str, change: Change) -> bool:
-        def spending(current: bytes | None) -> bytes:
-            after = change(current)
-            if after != current:
-                self._spend(path)
-            return after
-
-        changed = super().update(path, spending)
-        if changed:
-            self._stop_if_spent(path)
-        return changed
+    def swap(self, path: str, content: bytes, before: Stamped | None) -> None:
+        self._spend(path)
+        super().swap(path, content, before)
+        self._stop_if_spent(path)
 
     def _spend(self, path: str) -> None:
         if self.left == 0:

@@ -12,7 +12,7 @@ import pytest
 
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.manifest import BundleManifest, Release
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.plan import Exemption, Plan, check_plan, read_plan
 from kartifacts.publish.protocol import publish
 from kartifacts.publish.release import make_release

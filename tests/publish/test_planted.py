@@ -16,7 +16,7 @@ import pytest
 
 from kartifacts.errors import ConfigError, KartifactsError
 from kartifacts.publish import files
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.lockfile import add_pins, read_lock
 from kartifacts.publish.plan import read_plan
 from kartifacts.publish.protocol import publish
@@ -154,7 +154,7 @@ def test_what_a_repository_says_about_itself_cannot_steer_a_terminal(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 left = int(sys.argv[3])
 def killed(name):

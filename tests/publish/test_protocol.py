@@ -14,7 +14,7 @@ import pytest
 
 from kartifacts.errors import ConfigError, KartifactsError, PublishConflict, SourceError, VerificationError
 from kartifacts.model.manifest import decode_lock
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
@@ -118,7 +118,7 @@ def test_two_publishers_at_once_are_both_listed(make_repository: Make, tmp_path:
     code = """
 import sys
 from pathlib import Path
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 publish(Path(sys.argv[1]), DirectoryBucket(Path(sys.argv[2])))
 """
@@ -134,7 +134,7 @@ def test_of_two_contents_of_one_version_published_at_once_one_is_refused(make_re
 import sys
 from pathlib import Path
 from kartifacts.errors import PublishConflict
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 try:
     publish(Path(sys.argv[1]), DirectoryBucket(Path(sys.argv[2])))
@@ -213,7 +213,7 @@ def test_a_process_killed_while_publishing_leaves_the_old_state(make_repository:
     code = """
 import os, signal, sys
 from pathlib import Path
-from kartifacts.publish.buckets import DirectoryBucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 writes = []
 fsync = os.fsync

@@ -1,0 +1,1 @@
+"""Copies of a repository that hold no keys and serve its bytes unchanged."""
