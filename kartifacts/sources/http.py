@@ -12,8 +12,8 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import blob_path, check_path
+from kartifacts.remote.addresses import Address, parse, shown
 from kartifacts.sources import Pieces
-from kartifacts.sources.addresses import Address, parse, shown
 from kartifacts.sources.breaker import GRACE, Breaker
 
 if TYPE_CHECKING:

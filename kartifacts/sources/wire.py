@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from kartifacts.sources.addresses import Address
+from kartifacts.remote.addresses import Address
 
 if TYPE_CHECKING:
     import ssl

@@ -9,7 +9,7 @@ from email.utils import formatdate
 import pytest
 
 from kartifacts.errors import SourceError, VerificationError
-from kartifacts.sources.addresses import shown
+from kartifacts.remote.addresses import shown
 from kartifacts.sources.answers import asked_pause, check_range, check_whole
 
 URL = "http://127.0.0.1/blob"

@@ -15,7 +15,7 @@ import pytest
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError
 from kartifacts.model.digest import Digest
-from kartifacts.sources.addresses import parse, proxy_for
+from kartifacts.remote.addresses import parse, proxy_for
 from kartifacts.sources.http import HttpSource
 from kartifacts.testing import Mirror, faults
 
