@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, PublishConflict, SourceError, VerificationError
 from kartifacts.publish.buckets import open_bucket, update
 from kartifacts.publish.buckets.directory import DirectoryBucket
@@ -140,13 +141,13 @@ def test_faults_of_the_file_system_are_source_errors(bucket: DirectoryBucket, tm
         DirectoryBucket(tmp_path / "other").put_if_absent("x", tmp_path / "absent")
 
 
-@pytest.mark.parametrize("text", ["", "/srv/x", "s3:bucket", "dir:", "oci://x", "DIR:x"])
+@pytest.mark.parametrize("text", ["", "/srv/x", "ftp://x", "dir:", "DIR:x"])
 def test_an_unknown_kind_of_bucket_is_named_with_what_is_known(text: str) -> None:
     with pytest.raises(ConfigError, match="expected dir:PATH"):
-        open_bucket(text)
+        open_bucket(text, Settings())
 
 
 def test_open_bucket_takes_any_path(tmp_path: Path) -> None:
-    bucket = open_bucket(f"dir:{tmp_path}/with space:and colon")
+    bucket = open_bucket(f"dir:{tmp_path}/with space:and colon", Settings())
     bucket.put_if_absent("x", b"1")
     assert (tmp_path / "with space:and colon" / "x").read_bytes() == b"1"

@@ -154,17 +154,18 @@ def publish(
     from kartifacts.publish.protocol import publish as send
 
     promised = None if plan is None else read_plan(plan)
+    opened = open_bucket(bucket, settings)
     with bar(settings, "publishing", "B") as progress:
         pins = send(
             source,
-            open_bucket(bucket),
+            opened,
             library=library,
             version=version,
             plan=promised,
             lock=lock,
             progress=progress,
         )
-    return {"bucket": bucket, "pins": [msgspec.to_builtins(pin) for pin in pins]}
+    return {"bucket": opened.name, "pins": [msgspec.to_builtins(pin) for pin in pins]}
 
 
 def lock(repository: Path, path: Path, *, library: str | None, version: str | None) -> list[dict[str, Any]]:

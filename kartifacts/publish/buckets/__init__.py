@@ -1,6 +1,6 @@
 """Where releases are written to: objects that never change under their name, and pointers that do.
 
-A bucket is chosen by a URL-like text; ``dir:PATH`` is a directory that any web server can serve.
+A bucket is chosen by a URL-like text: ``dir:PATH``, ``s3://…``, ``https://…`` or ``oci://…``; see `open_bucket`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, PublishConflict
 from kartifacts.model.digest import Digest
+from kartifacts.remote.addresses import shown
 
 MAX_SMALL = 64 << 20  # bytes of an object that is read whole
 _ROUNDS = 200  # races in a row that one writer may lose
@@ -58,6 +60,13 @@ class Bucket(Protocol):
 
         Raises:
             PublishConflict: other bytes stand there already; they stay.
+        """
+        ...
+
+    def copy_if_absent(self, source: str, path: str) -> Literal["created", "same"]:
+        """As `put_if_absent` of what lies under `source` already, without sending it again where that can be had.
+
+        Both names hold the digest of the bytes: a release index is a blob too.
         """
         ...
 
@@ -117,18 +126,37 @@ def update(bucket: Bucket, path: str, change: Change) -> bool:
     raise Raced(f"{path!r} in {bucket.name} could not be updated: others were faster {_ROUNDS} times in a row")
 
 
-_SCHEMES = {"dir": "dir:PATH"}
+_KINDS = "dir:PATH, s3://BUCKET/PREFIX, https://HOST/PATH, http://HOST/PATH, oci://HOST/NAME or oci+http://HOST/NAME"
 
 
-def open_bucket(text: str) -> Bucket:
-    """The bucket that ``dir:PATH`` names.
+def open_bucket(text: str, settings: Settings, *, single_writer: bool = False) -> Bucket:
+    """The bucket that `text` names; nothing is asked of it yet.
+
+    Args:
+        text: ``dir:PATH``; ``s3://bucket/prefix[?endpoint=URL&region=R&checksums=C&single-writer=1]``;
+            ``https://host/path`` for servers that take a plain PUT; ``oci://host/name`` for a registry.
+        settings: timeouts, tries, proxies, authorities, netrc.
+        single_writer: somebody vouches that nobody else writes there meanwhile, so that a bucket which keeps no
+            conditional writes will do.
 
     Raises:
-        ConfigError: the scheme is unknown, or there is no path.
+        ConfigError: the scheme is unknown, the rest is malformed, or what is needed for it is not installed.
     """
-    from kartifacts.publish.buckets.directory import DirectoryBucket
-
     scheme, _, rest = text.partition(":")
-    if scheme not in _SCHEMES or not rest:
-        raise ConfigError(f"cannot publish to {text!r}: expected {' or '.join(_SCHEMES.values())}")
-    return DirectoryBucket(Path(rest))
+    if scheme == "dir" and rest:
+        from kartifacts.publish.buckets.directory import DirectoryBucket
+
+        return DirectoryBucket(Path(rest))
+    if scheme == "s3":
+        from kartifacts.publish.buckets.s3 import S3Bucket
+
+        return S3Bucket(text, settings, single_writer=single_writer)
+    if scheme in ("http", "https"):
+        from kartifacts.publish.buckets.http import HttpBucket
+
+        return HttpBucket(text, settings, single_writer=single_writer)
+    if scheme in ("oci", "oci+http"):
+        from kartifacts.publish.buckets.oci import OciBucket
+
+        return OciBucket(text, settings, single_writer=single_writer)
+    raise ConfigError(f"cannot publish to {shown(text)!r}: expected {_KINDS}")

@@ -38,6 +38,9 @@ class DirectoryBucket:
             )
         return "same"
 
+    def copy_if_absent(self, source: str, path: str) -> Literal["created", "same"]:
+        return self.put_if_absent(path, self._place(source))
+
     def get(self, path: str, limit: int = MAX_SMALL) -> bytes:
         with self._faults("read", path):
             return read_regular(self._place(path), limit)
