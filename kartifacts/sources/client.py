@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError
 from kartifacts.remote.addresses import Address, joined, proxy_for, shown
-from kartifacts.sources.answers import REDIRECTS, NoConnection, check_status, innermost
+from kartifacts.remote.answers import REDIRECTS, NoConnection, check_status, innermost
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.pool import Pool
 from kartifacts.sources.resumed import Resumed

@@ -13,8 +13,8 @@ from typing import Protocol
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError, VerificationError
 from kartifacts.remote.addresses import Address, shown
+from kartifacts.remote.answers import NoConnection, check_range, check_status, check_whole, innermost
 from kartifacts.sources import Pieces
-from kartifacts.sources.answers import NoConnection, check_range, check_status, check_whole, innermost
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.wire import Answer, Broken
 

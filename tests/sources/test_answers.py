@@ -10,7 +10,7 @@ import pytest
 
 from kartifacts.errors import SourceError, VerificationError
 from kartifacts.remote.addresses import shown
-from kartifacts.sources.answers import asked_pause, check_range, check_whole
+from kartifacts.remote.answers import asked_pause, check_range, check_whole
 
 URL = "http://127.0.0.1/blob"
 
