@@ -4,7 +4,7 @@
 2. the version does not exist in the bucket with another content             else nothing is sent
 3. packs, kernel tables, bundle manifests, release index                     immutable, named by digest
 4. what was sent is read back and hashed
-5. the release's name, then index.json                                       now it is public
+5. its entry in index.json, then its name                                    now it is public
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kartifacts.errors import ConfigError, VerificationError
-from kartifacts.model.digest import parse_digest
 from kartifacts.model.layout import blob_path
 from kartifacts.model.manifest import MAX_PACK, Pin
 from kartifacts.publish.buckets import Bucket
@@ -63,11 +62,10 @@ def publish(
     if plan is not None:
         check_plan(plan, repository, report.pins)
     for pin in report.pins:
-        refuse_other_content(bucket, pin.library, pin.version, parse_digest(pin.sha256))
+        refuse_other_content(bucket, pin)
     _send(repository, report.blobs, bucket, progress)
     for pin in report.pins:
-        index = repository.read(pin.sha256, pin.size, f"release index of {pin.library} {pin.version}")
-        name_release(bucket, pin.library, pin.version, index)
+        name_release(bucket, pin)
         log.info("published %s %s as sha256:%s in %s", pin.library, pin.version, pin.sha256, bucket.name)
     if lock is not None:
         add_pins(lock, report.pins)

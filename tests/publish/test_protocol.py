@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kartifacts.errors import ConfigError, KartifactsError, PublishConflict, SourceError, VerificationError
+from kartifacts.model.digest import sha256
 from kartifacts.model.manifest import decode_lock
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
@@ -25,9 +26,24 @@ Make = Callable[..., Any]
 
 
 def listed(root: Path) -> dict[str, str]:
-    """What a tool that knows only OCI sees: tag → digest; each must lead to a complete release."""
+    """What a tool that knows only OCI sees: tag → digest; each is followed to its last blob."""
+    if not (root / "index.json").exists():
+        return {}
+    assert json.loads((root / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((root / "index.json").read_bytes())
+    for entry in index["manifests"]:
+        follow(root, entry)
     return {entry["annotations"]["org.opencontainers.image.ref.name"]: entry["digest"] for entry in index["manifests"]}
+
+
+def follow(root: Path, descriptor: dict[str, Any]) -> None:
+    content = (root / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:")).read_bytes()
+    assert f"sha256:{sha256(content)}" == descriptor["digest"]
+    assert len(content) == descriptor["size"]
+    if descriptor["mediaType"].startswith("application/vnd.oci.image"):
+        read = json.loads(content)
+        for below in (*read.get("manifests", []), *read.get("layers", []), *filter(None, [read.get("config")])):
+            follow(root, below)
 
 
 def readable(root: Path) -> set[str]:
@@ -148,6 +164,24 @@ except PublishConflict:
     assert len(listed(tmp_path / "bucket")) == 1
 
 
+def test_however_the_names_of_two_contents_are_put_the_claim_decides(
+    make_repository: Make, cut_bucket: Make, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    """As on a bucket where a publisher died between the claim to a version and its name."""
+    first = make_repository(tmp_path / "first", "1.0")
+    counting = cut_bucket(tmp_path / "complete")
+    publish(first, counting)
+    with pytest.raises(SourceError, match="connection lost before targets"):
+        publish(first, cut_bucket(tmp_path / "bucket", writes=len(counting.written) - 1))
+    assert readable(tmp_path / "bucket") == set()
+    before = snapshot(tmp_path / "bucket")
+    with pytest.raises(PublishConflict, match=r"another content of demo 1\.0"):
+        publish(make_repository(tmp_path / "second", "1.0", content=1), DirectoryBucket(tmp_path / "bucket"))
+    assert snapshot(tmp_path / "bucket") == before
+    publish(first, DirectoryBucket(tmp_path / "bucket"))
+    assert readable(tmp_path / "bucket") == {"1.0"}
+
+
 # -- wherever it is cut ------------------------------------------------------------------------------------------------
 
 
@@ -171,14 +205,16 @@ def test_cut_anywhere_a_reader_sees_the_old_state_or_the_new_and_a_second_run_co
             publish(source, cut)
         versions = readable(root)
         assert versions in ({"1.0"}, {"1.0", "2.0"})
-        assert {tag.removeprefix("demo-") for tag in listed(root)} <= versions
-        seen.add(frozenset(versions))
+        # The claim to a version comes before its name, so who reads index.json may see the new state first.
+        tags = {tag.removeprefix("demo-") for tag in listed(root)}
+        assert versions <= tags <= {"1.0", "2.0"}
+        seen.add((frozenset(versions), frozenset(tags)))
         again = cut_bucket(root)
         publish(source, again)
         assert snapshot(root) == complete
         assert cut.written + again.written == counting.written
         shutil.rmtree(root)
-    assert len(seen) == 2
+    assert len(seen) == 2 + last_takes_effect
 
 
 def test_a_first_publish_cut_anywhere_shows_nothing_or_all(
@@ -192,7 +228,7 @@ def test_a_first_publish_cut_anywhere_shows_nothing_or_all(
         with pytest.raises(SourceError):
             publish(source, cut_bucket(root, writes=step))
         assert readable(root) in (set(), {"1.0"})
-        assert not (root / "index.json").exists()
+        assert len(listed(root)) == (step == len(counting.written) - 1)
 
 
 def test_whatever_names_a_blob_is_sent_after_it(make_repository: Make, cut_bucket: Make, tmp_path: Path) -> None:
@@ -204,7 +240,7 @@ def test_whatever_names_a_blob_is_sent_after_it(make_repository: Make, cut_bucke
         for later, _ in contents[number + 1 :]:
             if later.startswith("blobs/"):
                 assert later.rpartition("/")[2].encode() not in content, f"{path} names {later}, which came after it"
-    assert [path.partition("/")[0] for path in bucket.written[-3:]] == ["oci-layout", "targets", "index.json"]
+    assert [path.partition("/")[0] for path in bucket.written[-3:]] == ["oci-layout", "index.json", "targets"]
 
 
 def test_a_process_killed_while_publishing_leaves_the_old_state(make_repository: Make, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""index.json of a repository: its entry for tools that know only OCI, and, where nothing is signed, who came first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kartifacts.errors import PublishConflict, VerificationError
+from kartifacts.model.digest import canonical_json, strict_json
+from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT
+from kartifacts.model.manifest import MEDIA_INDEX, NOTE, Descriptor, Pin
+from kartifacts.publish.buckets import Bucket, Change, update
+
+_REF_NAME = "org.opencontainers.image.ref.name"
+
+Entry = dict[str, Any]
+
+
+def refuse_other_claim(bucket: Bucket, pin: Pin) -> None:
+    """Raise `PublishConflict` if the index lists this version with another content."""
+    current = bucket.read(OCI_INDEX)
+    if current is not None:
+        _claimed(current.content, pin, bucket.name)
+
+
+def claim(bucket: Bucket, pin: Pin) -> None:
+    """List a release whose blobs are all in place; of two contents of one version only the first gets in.
+
+    Raises:
+        PublishConflict: the version is listed with another content; nothing was changed.
+        VerificationError: what is there is no OCI image index; nothing was changed.
+    """
+    change_index(bucket, lambda current: _claimed(current, pin, bucket.name))
+
+
+def reconciled(current: bytes | None, library: str, pins: Iterable[Pin], where: str) -> bytes:
+    """The index with exactly these releases of a library; what is of other libraries or of other tools stays."""
+    index, entries = _parsed(current, where)
+    others = [entry for entry in entries if entry.get("mediaType") != MEDIA_INDEX or _note(entry, "library") != library]
+    return _encoded(index, [*others, *map(_entry, pins)])
+
+
+def change_index(bucket: Bucket, change: Change) -> None:
+    """Replace the index by `change` of it, in what is then an OCI image layout."""
+    if bucket.size(OCI_LAYOUT) is None:
+        bucket.put_if_absent(OCI_LAYOUT, OCI_LAYOUT_CONTENT)
+    update(bucket, OCI_INDEX, change)
+
+
+def digests_in(current: bytes | None, where: str) -> list[str]:
+    """What the entries of an index point at, whoever made them."""
+    return [str(entry.get("digest")) for entry in _parsed(current, where)[1]]
+
+
+def _claimed(current: bytes | None, pin: Pin, where: str) -> bytes:
+    index, entries = _parsed(current, where)
+    made = _entry(pin)
+    for entry in entries:
+        if (_note(entry, "library"), _note(entry, "version")) == (pin.library, pin.version):
+            refuse_unless_same(str(entry.get("digest")), pin, where)
+    return _encoded(index, [*(entry for entry in entries if entry != made), made])
+
+
+def refuse_unless_same(found: str, pin: Pin, where: str) -> None:
+    """Raise `PublishConflict` if a version was found with another digest than that of `pin`."""
+    if found.removeprefix("sha256:") != pin.sha256:
+        raise PublishConflict(
+            f"{where} already holds another content of {pin.library} {pin.version}: {found!r}; nothing was changed",
+            hint="a version never changes: publish these bundles under another one, with --release-version",
+        )
+
+
+def _entry(pin: Pin) -> Entry:
+    # What skopeo takes as a tag: single separators between letters and digits, and no '+'.
+    tag = re.sub(r"[^a-z0-9]+", lambda run: run[0][0].replace("+", "_"), f"{pin.library}-{pin.version}")
+    made: Entry = msgspec.to_builtins(
+        Descriptor(
+            media_type=MEDIA_INDEX,
+            digest=f"sha256:{pin.sha256}",
+            size=pin.size,
+            annotations={_REF_NAME: tag, NOTE + "library": pin.library, NOTE + "version": pin.version},
+        )
+    )
+    return made
+
+
+def _parsed(current: bytes | None, where: str) -> tuple[dict[str, Any], list[Entry]]:
+    what = f"{OCI_INDEX} of {where}"
+    index: Any = {"schemaVersion": 2, "mediaType": MEDIA_INDEX} if current is None else strict_json(current, what=what)
+    entries = index.get("manifests", []) if isinstance(index, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise VerificationError(f"{what} is malformed: expected an OCI image index; nothing was changed")
+    return index, entries
+
+
+def _encoded(index: dict[str, Any], entries: Iterable[Entry]) -> bytes:
+    return canonical_json({**index, "manifests": sorted(entries, key=_order)})
+
+
+def _note(entry: Entry, name: str) -> str:
+    notes = entry.get("annotations")
+    return str(notes.get(NOTE + name, "")) if isinstance(notes, dict) else ""
+
+
+def _order(entry: Entry) -> tuple[str, str]:
+    notes = entry.get("annotations")
+    return str(notes.get(_REF_NAME, "")) if isinstance(notes, dict) else "", str(entry.get("digest"))
