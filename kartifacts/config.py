@@ -181,6 +181,9 @@ class Settings:
     archs: str = ""
     cxx: str = ""
     progress: str = "auto"
+    # No setting of ours names these: whoever can set a variable must not choose whom to trust.
+    home: Path | None = None  # the directory of config.toml, kartifacts.lock and root.json
+    root: Path | None = None  # the root of trust that `sync` begins with, if there is one
     # Not ours, but read here since only this module reads the environment:
     cuda_home: tuple[tuple[str, str], ...] = ()  # (variable, value) in the order to try
     max_jobs: str = ""
@@ -188,6 +191,7 @@ class Settings:
     proxies: tuple[tuple[str, str], ...] = ()  # ('http' | 'https' | 'all' | 'no', value)
     authorities: tuple[str, str] = ("", "")  # (variable, file or directory of the CAs to trust), or the system's
     netrc: Path | None = None
+    container_logins: tuple[Path, ...] = ()  # where docker, podman and skopeo keep what they log in with
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # field → where its value came from
 
     def shown(self) -> dict[str, tuple[str, str]]:
@@ -222,16 +226,20 @@ def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] 
         values[name] = value
         origins[name] = source
     _fill_directories(values, origins, environ)
+    home = _config_home(environ)
     if values["lock"] is None:
-        values["lock"] = _default_lock(environ)
+        values["lock"] = _if_there(home, "kartifacts.lock")
     return Settings(
         **values,
+        home=home,
+        root=_if_there(home, "root.json"),
         cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)),
         max_jobs=environ.get("MAX_JOBS", ""),
         search_path=environ.get("PATH", os.defpath),
         proxies=_proxies(environ),
         authorities=next(((name, environ[name]) for name in _AUTHORITIES if environ.get(name)), ("", "")),
         netrc=_netrc(environ),
+        container_logins=_container_logins(environ),
         origins=origins,
     )
 
@@ -389,6 +397,17 @@ def _netrc(environ: Mapping[str, str]) -> Path | None:
     return Path(environ["NETRC"]) if environ.get("NETRC") else home / ".netrc" if home else None
 
 
+def _container_logins(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """As containers-auth.json(5) has it: one file that is named, or those of podman and of docker."""
+    if environ.get("REGISTRY_AUTH_FILE"):
+        return (Path(environ["REGISTRY_AUTH_FILE"]),)
+    home, runtime, docker = _home(environ), environ.get("XDG_RUNTIME_DIR"), environ.get("DOCKER_CONFIG")
+    found = [Path(runtime, "containers", "auth.json")] if runtime else []
+    found += [home / ".config" / "containers" / "auth.json"] if home else []
+    found += [Path(docker, "config.json")] if docker else [home / ".docker" / "config.json"] if home else []
+    return tuple(found)
+
+
 def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:
     cache, origin = _cache_home(environ)
     for name, default in (("store", cache / "store"), ("workspace", cache / "workspace")):
@@ -398,9 +417,8 @@ def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: 
     values.setdefault("lock", None)
 
 
-def _default_lock(environ: Mapping[str, str]) -> Path | None:
-    home = _config_home(environ)
-    path = home / "kartifacts.lock" if home else None
+def _if_there(home: Path | None, name: str) -> Path | None:
+    path = home / name if home else None
     return path if path is not None and os.path.isfile(path) else None  # Path.is_file fails in another's home
 
 

@@ -121,6 +121,7 @@ class SourceError(KartifactsError):
 
     Args:
         missing: True when the source answered that it does not hold the object.
+        denied: True when it will not say whether it does (403), as a bucket that may not be listed answers.
         retry_after: seconds the source asked us to wait, if it did.
         permanent: True when asking the same source again cannot help (403, bad TLS, ...).
     """
@@ -132,13 +133,15 @@ class SourceError(KartifactsError):
         message: str,
         *,
         missing: bool = False,
+        denied: bool = False,
         permanent: bool = False,
         retry_after: float | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.missing = missing
-        self.permanent = permanent or missing
+        self.denied = denied
+        self.permanent = permanent or missing or denied
         self.retry_after = retry_after
 
 

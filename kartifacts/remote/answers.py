@@ -32,6 +32,7 @@ def check_status(status: int, headers: Message, place: str, *, size: int) -> Non
     if status in (401, 403, 407):
         raise SourceError(
             where,
+            denied=status == 403,
             permanent=True,
             hint="the proxy wants credentials: put them into HTTPS_PROXY or HTTP_PROXY"
             if status == 407
