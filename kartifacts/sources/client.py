@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import netrc
 import time
 import weakref
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError
 from kartifacts.remote.addresses import Address, joined, proxy_for, shown
 from kartifacts.remote.answers import REDIRECTS, NoConnection, check_status, innermost
+from kartifacts.remote.authorities import AUTHORITY_HINT, tls_context
+from kartifacts.remote.logins import Netrc
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.pool import Pool
 from kartifacts.sources.resumed import Resumed
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 5
 _CHEAP = 64 << 10  # bytes that are rather read than given up with their connection
-_AUTHORITY_HINT = "set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed it"
 _PROXY_HINT = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
 
 
@@ -135,58 +134,22 @@ class Client:
 
     @cached_property
     def _context(self) -> ssl.SSLContext:
-        import ssl
-
-        variable, place = self.settings.authorities
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
-            if not place:
-                _load_usual(context)
-            elif Path(place).is_dir():
-                context.load_verify_locations(capath=place)
-            else:
-                context.load_verify_locations(cafile=place)
-        except OSError as error:
-            raise NoConnection(
-                f"no answer from {shown(self._mirror.url)}: {variable} names {place!r}, "
-                f"which cannot be read: {innermost(error)}",
-                permanent=True,
-                hint=f"{variable} is a file of certificates in PEM form, or a directory of them",
-            ) from error
-        return context
+            return tls_context(self.settings)
+        except SourceError as error:
+            message = f"no answer from {shown(self._mirror.url)}: {error.message}"
+            raise NoConnection(message, permanent=True, hint=error.hint) from error
 
     def _login(self, address: Address) -> tuple[str, str] | None:
         """The user and password for an address: its URL's, or what netrc has for its host."""
         ours = address.origin == self._mirror.origin
         if ours and self._mirror.login:
             return self._mirror.login
-        found = self._netrc.hosts.get(address.host) or (self._netrc.hosts.get("default") if ours else None)
-        return (found[0], found[2] or "") if found else None
+        return self._netrc.login(address.host, default=ours)
 
     @cached_property
-    def _netrc(self) -> netrc.netrc:
-        path = self.settings.netrc
-        try:
-            if path is not None:
-                return netrc.netrc(str(path))
-        except FileNotFoundError:
-            pass
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-            log.warning("%s is not used: %s", path, error)
-        return netrc.netrc("/dev/null")
-
-
-def _load_usual(context: ssl.SSLContext) -> None:
-    """Trust whom this system trusts, or where it says nothing, as in many a container, whom certifi does."""
-    import ssl
-
-    found = ssl.get_default_verify_paths()
-    if found.cafile or (found.capath and any(Path(found.capath).glob("*.0"))):
-        context.load_default_certs()
-    else:
-        import certifi
-
-        context.load_verify_locations(cafile=certifi.where())
+    def _netrc(self) -> Netrc:
+        return Netrc(self.settings.netrc)
 
 
 def _redirected(address: Address, location: str) -> Address:
@@ -210,7 +173,7 @@ def _no_connection(error: Exception, address: Address, proxy: Address | None) ->
     where = f"no answer from {shown(address.url)}"
     if isinstance(error, ssl.SSLCertVerificationError):
         return NoConnection(
-            f"{where}: its certificate is not trusted: {error.verify_message}", permanent=True, hint=_AUTHORITY_HINT
+            f"{where}: its certificate is not trusted: {error.verify_message}", permanent=True, hint=AUTHORITY_HINT
         )
     if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, TimeoutError)):
         return NoConnection(f"{where}: TLS failed: {innermost(error)}", permanent=True)
