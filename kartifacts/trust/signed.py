@@ -60,7 +60,7 @@ def view_in(root: bytes) -> View:
     view = parse(root, Root, "root").signed.unrecognized_fields.get(VIEW_FIELD)
     if not isinstance(view, str) or view not in _ONLINE:
         raise VerificationError(f"the root says {VIEW_FIELD} is {view!r:.100}: expected {' or '.join(_ONLINE)}")
-    return cast("View", view)
+    return view
 
 
 def sign(
