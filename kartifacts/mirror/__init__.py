@@ -1,1 +1,1 @@
-"""Copies of a repository that hold no keys and serve its bytes unchanged."""
+"""Copies of a repository that hold no keys: filled from elsewhere, proved complete, carried across an air gap."""

@@ -1,0 +1,180 @@
+"""Puts what was verified into a mirror so that its readers see the old state or the new: the timestamp comes last.
+
+1. packs and kernel tables, bundle manifests, release indexes     immutable, named by digest
+2. release indexes and provenance under the names that are signed
+3. metadata: roots, targets, libraries, snapshot                   immutable, named by version
+4. all of it is there, and what was sent comes back as it was      else nothing changes
+5. timestamp.json of each view, if nobody else was there           now readers see it
+6. index.json, for tools that know only OCI
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from kartifacts.errors import VerificationError
+from kartifacts.mirror.contents import Contents, Target, run
+from kartifacts.mirror.filters import MIRROR, Filter, encode_filter
+from kartifacts.mirror.reading import Reader
+from kartifacts.model.digest import Digest, sha256
+from kartifacts.model.layout import TIMESTAMP, blob_path, metadata_path
+from kartifacts.model.manifest import Pin
+from kartifacts.publish.buckets import Bucket, update
+from kartifacts.publish.oci_index import change_index, reconciled, refuse_other_claim
+from kartifacts.publish.release import name_release
+from kartifacts.publish.repository import Blob
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Told the bytes done and the bytes in all."""
+
+
+@dataclass
+class Promotion:
+    """What was sent."""
+
+    blobs: int = 0
+    bytes: int = 0
+    metadata: int = 0
+    changed: bool = False  # readers see something else than before
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def sent(self, blob: Blob) -> None:
+        with self._guard:
+            self.blobs += 1
+            self.bytes += blob.size
+
+
+def promote(
+    contents: Contents,
+    chosen: Filter,
+    reader: Reader,
+    bucket: Bucket,
+    *,
+    threads: int,
+    progress: Progress | None = None,
+) -> Promotion:
+    """Bring a mirror to the state of `contents`.  Running it again sends only what is missing.
+
+    Raises:
+        PublishConflict: other bytes stand under a name that never changes, or somebody else was faster.
+        VerificationError: the bucket gives back other bytes than were sent.
+        SourceError: something cannot be read or written.
+    """
+    if not contents.basis.signatures:
+        for release in contents.releases:
+            refuse_other_claim(bucket, release.pin)
+    done = Promotion()
+    send_blobs(contents, reader, bucket, done, threads=threads, progress=progress)
+    update(bucket, MIRROR, lambda _: encode_filter(chosen))
+    if contents.basis.signatures:
+        _publish_signed(contents, reader, bucket, done, threads)
+    else:
+        for release in contents.releases:
+            name_release(bucket, release.pin)
+    return done
+
+
+def _publish_signed(contents: Contents, reader: Reader, bucket: Bucket, done: Promotion, threads: int) -> None:
+    basis = contents.basis
+    run(threads, [partial(_put_target, bucket, reader, target) for target in contents.targets])
+    for path, content in basis.metadata.items():  # in order, so that a cut leaves no gap between roots
+        done.metadata += bucket.put_if_absent(path, content) == "created"
+    files = {target.path: target.blob[:2] for target in contents.targets}
+    files |= {path: (sha256(content), len(content)) for path, content in basis.metadata.items()}
+    run(threads, [partial(_check_sent, bucket, path, path, file) for path, file in files.items()])
+    for signature in basis.signatures:
+        if signature.before is None or signature.before.content != signature.timestamp:
+            bucket.swap(metadata_path(signature.view, TIMESTAMP), signature.timestamp, signature.before)
+            done.changed = True
+    _list_releases(contents, bucket)
+
+
+def send_blobs(
+    contents: Contents,
+    reader: Reader,
+    bucket: Bucket,
+    done: Promotion,
+    *,
+    threads: int,
+    progress: Progress | None = None,
+) -> None:
+    """Send every blob that the bucket lacks, whoever names it after it, and read back what is new."""
+    told = _Told(contents.size, progress)
+    sent: list[Blob] = []
+
+    def send(blob: Blob) -> None:
+        path = blob_path(blob.digest)
+        if bucket.size(path) != blob.size:
+            with _content(contents, reader, blob) as content:
+                if bucket.put_if_absent(path, content) == "created":
+                    sent.append(blob)
+                    done.sent(blob)
+        told.add(blob.size)
+
+    for rank in contents.ranks:
+        run(threads, [partial(send, blob) for blob in rank])
+    run(threads, [partial(_check_sent, bucket, blob_path(blob.digest), blob.what, blob[:2]) for blob in sent])
+
+
+def _content(contents: Contents, reader: Reader, blob: Blob) -> AbstractContextManager[bytes | Path]:
+    known = contents.read.get(blob.digest)
+    return reader.content(blob) if known is None else nullcontext(known)
+
+
+def _check_sent(bucket: Bucket, path: str, what: str, expected: tuple[Digest, int]) -> None:
+    found = bucket.digest(path)
+    if found != expected:
+        raise VerificationError(
+            f"{bucket.name} gives back other bytes than were sent for the {what}; readers see what they saw before",
+            source=f"{bucket.name} {path}",
+            expected=f"sha256 {expected[0]}, {expected[1]} bytes",
+            actual=f"sha256 {found[0]}, {found[1]} bytes",
+            hint=f"remove {path} there, find out what damages uploads, and run it again",
+        )
+
+
+def _put_target(bucket: Bucket, reader: Reader, target: Target) -> None:
+    if bucket.size(target.path) == target.blob.size:
+        return
+    if target.is_blob:
+        bucket.copy_if_absent(blob_path(target.blob.digest), target.path)
+    else:
+        bucket.put_if_absent(target.path, reader.named(target.path, target.blob))
+
+
+def _list_releases(contents: Contents, bucket: Bucket) -> None:
+    pins: dict[str, list[Pin]] = {}
+    for release in contents.releases:
+        pins.setdefault(release.pin.library, []).append(release.pin)
+
+    def listed(current: bytes | None) -> bytes:
+        for library in sorted(pins):
+            current = reconciled(current, library, pins[library], bucket.name)
+        assert current is not None
+        return current
+
+    change_index(bucket, listed)
+
+
+class _Told:
+    """Counts for a progress bar, from several threads."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._progress = progress
+        self._done = 0
+        self._guard = threading.Lock()
+
+    def add(self, size: int) -> None:
+        with self._guard:
+            self._done += size
+            if self._progress is not None:
+                self._progress(self._done, self._total)
