@@ -116,6 +116,19 @@ def _included(places: Mapping[str, Path], path: str, content: bytes) -> Iterator
                 break
 
 
+def content(root: Path, path: str) -> bytes:
+    """A file that `reached` found for the library at `root`.
+
+    Raises:
+        ConfigError: it can no longer be read.
+    """
+    places = {"": root} | ({SHARED: shared.parent} if (shared := shared_include(root)) else {})
+    try:
+        return read_regular(_place(places, path), MAX_SOURCE)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read in {str(root)!r}: {error.strerror or error}") from error
+
+
 def relative(root: Path, name: str) -> str | None:
     """A file that a compiler names, relative to the library's root, in which it ran; None if it lies elsewhere."""
     path = posixpath.normpath(posixpath.relpath(name, root) if posixpath.isabs(name) else name)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from kartifacts.build.elf import Inspection, inspect_bytes
+from kartifacts.build.materials import described, imported
 from kartifacts.build.pack import PackInput, Progress, pack_bundle
 from kartifacts.build.reuse import Earlier
 from kartifacts.errors import ConfigError, StoreError, VerificationError
@@ -26,6 +27,7 @@ from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.layout import check_name, check_path, suffix_of
 from kartifacts.model.manifest import MAX_BLOCK_RAW, Descriptor
+from kartifacts.model.materials import Content, Materials
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class _Listed:
     uri: str
     family: str
     sha256: str
+    by: str  # path of the list
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,24 @@ def import_checksums(
             arch=arch,
             abi="none",
             toolchain={"kind": "imported"},
+            materials=_materials(
+                tree, library, family, arch, [listed[entry.uri] for entry in bundles[family, arch]], files
+            ),
             earlier=earlier(arch, "none"),
             jobs=jobs,
             progress=told.part(),
         )
         for family, arch in sorted(bundles)
     ]
+
+
+def _materials(
+    tree: Path, library: str, family: str, arch: str, entries: Sequence[_Listed], files: dict[str, os.stat_result]
+) -> Materials:
+    lists = sorted({entry.by for entry in entries})
+    contents = [Content(path=entry.uri, sha256=entry.sha256, size=files[entry.uri].st_size) for entry in entries]
+    promises = [described(uri, _read_list(tree, uri)) for uri in lists]
+    return imported(library=library, family=family, arch=arch, abi="none", lists=promises, files=contents)
 
 
 class _Counted:
@@ -204,15 +219,13 @@ def _listed(tree: Path, files: dict[str, os.stat_result], library: str, faults: 
         )
     for uri in lists:
         try:
-            data = read_regular(tree / check_path(uri), MAX_LIST)
-        except OSError as error:
-            raise StoreError(f"cannot read {uri!r} in {str(tree)!r}: {error.strerror or error}") from error
+            data = _read_list(tree, uri)
         except VerificationError as error:
             faults.append(_Fault(uri, error.message, "malformed"))
             continue
         directory = uri.rpartition("/")[0]
         family = _family(directory) if directory else library
-        entries = [_Listed(uri, family, sha256(data)), *_parsed(data, uri, directory, family, faults)]
+        entries = [_Listed(uri, family, sha256(data), uri), *_parsed(data, uri, directory, family, faults)]
         for entry in entries:
             other = promised.setdefault(entry.uri, entry)
             if other.sha256 != entry.sha256:
@@ -222,6 +235,13 @@ def _listed(tree: Path, files: dict[str, os.stat_result], library: str, faults: 
         if len(entries) == 1:
             faults.append(_Fault(uri, "it lists nothing", "malformed"))
     return promised
+
+
+def _read_list(tree: Path, uri: str) -> bytes:
+    try:
+        return read_regular(tree / check_path(uri), MAX_LIST)
+    except OSError as error:
+        raise StoreError(f"cannot read {uri!r} in {str(tree)!r}: {error.strerror or error}") from error
 
 
 def _family(directory: str) -> str:
@@ -241,7 +261,7 @@ def _parsed(data: bytes, uri: str, directory: str, family: str, faults: list[_Fa
         except VerificationError as error:
             faults.append(_Fault(f"{uri} line {number}", error.message, "malformed"))
         else:
-            yield _Listed(f"{directory}/{path}" if directory else path, family, matched["digest"].lower())
+            yield _Listed(f"{directory}/{path}" if directory else path, family, matched["digest"].lower(), uri)
 
 
 # -- each file ---------------------------------------------------------------------------------------------------------

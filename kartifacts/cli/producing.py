@@ -25,6 +25,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--release-version", default="", help="Version of the release; default: that of the library's package.")
 @click.option("--since", type=_DIRECTORY, help="Repository whose releases lend what has not changed; default: --out.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
+@click.option(
+    "--recipe", type=_FILE, help="builder.toml of this environment: other compilers than it pins are refused."
+)
 @json_option
 def build_command(
     archs: str | None,
@@ -34,6 +37,7 @@ def build_command(
     release_version: str,
     since: Path | None,
     lock: Path | None,
+    recipe: Path | None,
     as_json: bool,
 ) -> None:
     """Compile bundles for an explicit list of architectures into a repository directory.
@@ -45,7 +49,16 @@ def build_command(
     settings = config.read(overrides={"archs": archs})
     if not settings.archs:
         raise ConfigError("no architectures given", hint="pass --archs 'cpu:x86-64-v3 9.0a', or set KARTIFACTS_ARCHS")
-    report = flows.build(settings, ops=ops, out=out, library=library, version=release_version, lock=lock, since=since)
+    report = flows.build(
+        settings,
+        ops=ops,
+        out=out,
+        library=library,
+        version=release_version,
+        lock=lock,
+        since=since,
+        recipe=recipe,
+    )
     lines = [
         f"jobs: {report['jobs']} ({report['jobs_reason']})",
         *(f"skipped: {row}" for row in report["skipped"]),

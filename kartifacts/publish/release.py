@@ -20,10 +20,11 @@ from kartifacts.model.manifest import (
     Release,
     encode,
 )
+from kartifacts.model.materials import materials_of
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.oci_index import claim, refuse_other_claim, refuse_unless_same
-from kartifacts.publish.repository import Repository
+from kartifacts.publish.repository import Repository, bundle_name
 
 
 def make_release(directory: Path, library: str, version: str, bundles: Sequence[Descriptor]) -> Descriptor:
@@ -46,6 +47,8 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     repository = Repository(directory)
     for bundle in bundles:
         repository.bundle(bundle)
+        if materials_of(bundle, what=bundle_name(bundle)) is not None:
+            repository.materials(bundle)
         if bundle.note("library") != library:
             raise ConfigError(f"a bundle of {bundle.note('library')!r} cannot be part of a release of {library!r}")
     unique = {bundle.digest: _of_version(bundle, version) for bundle in bundles}.values()

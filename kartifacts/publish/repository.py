@@ -24,6 +24,7 @@ from kartifacts.model.manifest import (
     decode_release,
     decode_table,
 )
+from kartifacts.model.materials import MAX_MATERIALS, Materials, decode_materials, materials_of
 
 _RELEASE_NAME = re.compile(r"targets/([^/]+)/([^/]+)/([0-9a-f]{64})\.index\.json")
 
@@ -139,11 +140,43 @@ class Repository:
         raw = frames.decompress(data, frames.table_size(bundle.config, what), what=what)
         return decode_table(raw, bundle, what=what)
 
+    def materials(self, descriptor: Descriptor) -> Materials:
+        """What a bundle was made of.
+
+        Raises:
+            VerificationError: its release names no materials, or they are missing or damaged.
+        """
+        what = f"materials of {bundle_name(descriptor)}"
+        named = materials_of(descriptor, what=what)
+        if named is None:
+            raise VerificationError(f"the {what} are not known: its release names none")
+        return decode_materials(self.read(*named, what, limit=MAX_MATERIALS), what=what)
+
 
 def bundle_name(descriptor: Descriptor) -> str:
     """For messages, so escaped: nobody has checked yet what the annotations say."""
     arch = descriptor.note("arch")[:100] or "an unknown arch"
     return printable(f"bundle {descriptor.note('family')[:100] or descriptor.digest} for {arch}").replace("\n", "\\n")
+
+
+def check_materials(materials: Materials, table: Table, what: str) -> None:
+    """Raise a `VerificationError` if materials are not those of the kernels in a table."""
+    about, of = ((each.library, each.family, each.arch, each.abi) for each in (materials, table))
+    if about != of:
+        raise VerificationError(f"the materials of {what} are those of {' '.join(about)[:300]!r}")
+    if materials.kind == "build":
+        said = {made.uri: (made.key, made.op_digest) for op in materials.ops for made in op.kernels}
+        held = {kernel.uri: (kernel.key, kernel.op_digest) for kernel in table.kernels}
+    else:
+        said = {content.path: (content.sha256, str(content.size)) for content in materials.imported}
+        held = {kernel.uri: (kernel.sha256, str(kernel.size)) for kernel in table.kernels}
+    wrong = sorted(uri for uri in said.keys() | held.keys() if said.get(uri) != held.get(uri))
+    if wrong:
+        raise VerificationError(f"the materials of {what} are of other kernels: {wrong[0][:150]!r}, of {len(wrong)}")
+    known = {content.path for content in materials.files}
+    lacking = sorted({path for op in materials.ops for path in op.reached} - known)
+    if lacking or len(known) != len(materials.files):
+        raise VerificationError(f"the materials of {what} do not list each source once: {lacking[:3]}")
 
 
 def blobs_of(descriptor: Descriptor, bundle: BundleManifest) -> Iterator[Blob]:
@@ -152,6 +185,8 @@ def blobs_of(descriptor: Descriptor, bundle: BundleManifest) -> Iterator[Blob]:
     for number, layer in enumerate(bundle.layers):
         yield Blob(layer.sha256, layer.size, f"pack {number} of {name}")
     yield Blob(bundle.config.sha256, bundle.config.size, f"kernel table of {name}")
+    if (materials := materials_of(descriptor, what=name)) is not None:
+        yield Blob(*materials, f"materials of {name}")
     yield Blob(descriptor.sha256, descriptor.size, name)
 
 

@@ -12,10 +12,19 @@ from pathlib import Path
 import msgspec
 
 from kartifacts.model.manifest import BundleManifest, Lock, Release, Table
+from kartifacts.model.materials import Materials
 from kartifacts.model.spec import FamilyDecl
 from kartifacts.publish.plan import Plan
 
-_TYPES = {"bundle": BundleManifest, "lock": Lock, "op": FamilyDecl, "plan": Plan, "release": Release, "table": Table}
+_TYPES = {
+    "bundle": BundleManifest,
+    "lock": Lock,
+    "materials": Materials,
+    "op": FamilyDecl,
+    "plan": Plan,
+    "release": Release,
+    "table": Table,
+}
 
 
 def schemas() -> dict[str, str]:

@@ -13,7 +13,7 @@ from kartifacts.files.reading import open_regular
 from kartifacts.model.digest import parse_digest, sha256
 from kartifacts.model.frames import MAX_WINDOW
 from kartifacts.model.manifest import Block, BundleManifest, KernelEntry, Pin, Table
-from kartifacts.publish.repository import Blob, MissingBlob, Repository, blobs_of, bundle_name
+from kartifacts.publish.repository import Blob, MissingBlob, Repository, blobs_of, bundle_name, check_materials
 
 if TYPE_CHECKING:
     import zstandard
@@ -121,7 +121,16 @@ def _closure(
         except KartifactsError as error:
             if not isinstance(error, MissingBlob):  # else it is found below, among all blobs
                 faults.append(_fault(f"kernel table of {bundle_name(descriptor)} of {name}", error))
-        for blob in blobs_of(descriptor, bundle):
+        blobs: list[Blob] = []
+        try:
+            blobs += blobs_of(descriptor, bundle)
+            if contents is not None and descriptor.note("materials"):
+                check_materials(repository.materials(descriptor), contents[1], bundle_name(descriptor))
+        except MissingBlob:
+            pass  # it is found below, among all blobs
+        except KartifactsError as error:
+            faults.append(_fault(f"materials of {bundle_name(descriptor)} of {name}", error))
+        for blob in blobs:
             yield blob, contents if blob.digest == descriptor.sha256 else None
     yield Blob(parse_digest(pin.sha256), pin.size, f"release index of {name}"), None
 

@@ -48,6 +48,13 @@ class Toolchain(Protocol):
     @property
     def fingerprint(self) -> dict[str, str]: ...
 
+    def programs(self, settings: Settings) -> dict[str, str]:
+        """The sha256 of every program that it consists of, and of what it links or includes of its own, by name.
+
+        They are in no key, and hashed only where a release says what it was made with.
+        """
+        ...
+
     def check(self, spec: Spec) -> None:
         """Raise `ConfigError` if this compiler cannot build for the arch of `spec`."""
         ...

@@ -48,6 +48,12 @@ class Cxx:
     def fingerprint(self) -> dict[str, str]:
         return {"kind": self.kind, **self.facts, "flags": " ".join((*COMPILE, *LINK))}
 
+    def programs(self, settings: Settings) -> dict[str, str]:
+        asked = {name: _part(settings, self.path, name) for name in ("cc1plus", "as", "collect2", "ld")}
+        files = {"compiler": self.path, **{name: path for name, path in asked.items() if path is not None}}
+        files |= {name: self.ffi / name for name in ("lib/libtvm_ffi.so", "include/tvm/ffi/c_api.h")}
+        return probe.digests(settings, "host compiler", files)
+
     def check(self, spec: Spec) -> None:
         isa, own = _isa(spec.arch), self.facts["machine"].partition("-")[0]
         if spec.arch.kind != "cpu" or isa != own:

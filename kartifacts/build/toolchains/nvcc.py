@@ -57,6 +57,14 @@ class Nvcc:
         host = {f"host {name}": value for name, value in self.host.fingerprint.items() if name != "kind"}
         return {"kind": self.kind, **own, **host, "flags": " ".join(COMPILE)}
 
+    def programs(self, settings: Settings) -> dict[str, str]:
+        names = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc")
+        files = {name.rpartition("/")[2]: self.root / name for name in (*names, "nvvm/libdevice/libdevice.10.bc")}
+        files["libcudart_static.a"] = Path(self.facts["runtime"])
+        there = {name: path for name, path in files.items() if path.is_file()}
+        host = {f"host {name}": digest for name, digest in self.host.programs(settings).items()}
+        return {**probe.digests(settings, "cuda toolkit", there), **host}
+
     def check(self, spec: Spec) -> None:
         major, minor = self.facts["release"].split(".")
         check_toolkit(spec.arch, (int(major), int(minor)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import subprocess
@@ -89,6 +90,30 @@ def remembered(
         except (StoreError, UnicodeEncodeError) as error:  # JSON holds no path that is not text
             log.debug("the facts about %s are not kept: %s", tools[0], error)
     return facts
+
+
+def digests(settings: Settings, question: str, files: dict[str, Path]) -> Facts:
+    """The sha256 of each of `files`, by name; read once for as long as they do not change.
+
+    Raises:
+        StoreError: one cannot be read.
+    """
+
+    def answer() -> tuple[Facts, Iterable[Path]]:
+        return {name: _digest(path) for name, path in files.items()}, ()
+
+    return remembered(settings, f"digests of {question}: {' '.join(files)}", files.values(), answer)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            hashed = hashlib.sha256()
+            while piece := file.read(1 << 20):
+                hashed.update(piece)
+    except OSError as error:
+        raise StoreError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    return hashed.hexdigest()
 
 
 def _recalled(record: Path) -> Facts | None:

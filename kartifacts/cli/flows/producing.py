@@ -23,6 +23,8 @@ from kartifacts.model.spec import FFI_ABI, Spec
 if TYPE_CHECKING:
     from kartifacts.build.kept import BuiltKernel
     from kartifacts.build.reuse import Earlier
+    from kartifacts.build.toolchains import Toolchain
+    from kartifacts.model.materials import Materials, Recipe
 
 _SHOWN = 20
 
@@ -36,6 +38,7 @@ def build(
     version: str,
     lock: Path | None,
     since: Path | None = None,
+    recipe: Path | None = None,
 ) -> Report:
     """Compile `ops` for the archs of the settings and write them as a release into the repository `out`.
 
@@ -43,6 +46,8 @@ def build(
     """
     from kartifacts.build import library as libraries
     from kartifacts.build.compile import compile_specs
+    from kartifacts.build.materials import read_recipe
+    from kartifacts.build.toolchains import find
     from kartifacts.publish.lockfile import read_lock
     from kartifacts.publish.release import make_release
 
@@ -58,6 +63,8 @@ def build(
     names = _op_names(ops, source.ops)
     specs, skipped = source.specs(names, archs)
     _check_each(names, archs, specs, skipped)
+    toolchains = {kind: find(kind, settings) for kind in sorted({spec.device.toolchain for spec in specs})}
+    environment = None if recipe is None else read_recipe(recipe, toolchains.values())
     try:
         with bar(settings, f"building {len(specs)} kernels", "step") as progress:
             built = compile_specs(specs, settings, progress=lambda done, total, _: progress(done, total))
@@ -65,8 +72,8 @@ def build(
         if not isinstance(error, NoCompiler):
             error.refusals = _unbuilt(specs, settings)
         raise
-    families = {spec.uri: spec.family for spec in specs}
-    bundles = _pack(out, library, families, built.kernels, settings, since or out)
+    made_of = _materials(list(zip(specs, built.kernels, strict=True)), toolchains, settings, environment)
+    bundles = _pack(out, library, made_of, settings, since or out)
     made = make_release(out, library, version, bundles)
     pin = _pinned(out, library, version, lock)
     return {
@@ -214,11 +221,38 @@ def earlier(repository: Path, library: str, arch: str, abi: str) -> list[Earlier
     return list(found.values())
 
 
+def _materials(
+    made: list[tuple[Spec, BuiltKernel]],
+    toolchains: dict[str, Toolchain],
+    settings: Settings,
+    recipe: Recipe | None,
+) -> list[tuple[Materials, list[BuiltKernel]]]:
+    """The kernels of each family and arch, with what they were made of."""
+    from kartifacts.build.materials import compiled
+
+    programs = {kind: toolchain.programs(settings) for kind, toolchain in toolchains.items()}
+    groups: dict[tuple[str, Arch], list[tuple[Spec, BuiltKernel]]] = {}
+    for spec, kernel in made:
+        groups.setdefault((spec.family, spec.arch), []).append((spec, kernel))
+    return [
+        (
+            compiled(
+                members,
+                arch=str(arch),
+                abi=FFI_ABI,
+                programs=programs[members[0][0].device.toolchain],
+                recipe=recipe,
+            ),
+            [kernel for _, kernel in members],
+        )
+        for (_, arch), members in groups.items()
+    ]
+
+
 def _pack(
     out: Path,
     library: str,
-    families: dict[str, str],
-    kernels: tuple[BuiltKernel, ...],
+    made_of: list[tuple[Materials, list[BuiltKernel]]],
     settings: Settings,
     since: Path,
 ) -> list[Descriptor]:
@@ -226,39 +260,33 @@ def _pack(
     from kartifacts.build.blocks import PackInput
     from kartifacts.build.pack import pack_bundle
 
-    groups: dict[tuple[str, Arch], list[BuiltKernel]] = {}
-    for kernel in kernels:
-        groups.setdefault((families[kernel.uri], kernel.arch), []).append(kernel)
-    bundles = []
-    for (family, arch), members in groups.items():
-        entries = [
-            PackInput(
-                uri=kernel.uri,
-                path=kernel.path,
-                suffix=kernel.suffix,
-                key=kernel.key,
-                op_digest=kernel.op_digest,
-                exports=kernel.exports,
-                needs=kernel.needs,
-                sha256=kernel.sha256,
-            )
-            for kernel in members
-        ]
-        toolchain = members[0].toolchain
-        bundles.append(
-            pack_bundle(
-                entries,
-                out,
-                library=library,
-                family=family,
-                arch=str(arch),
-                abi=FFI_ABI,
-                toolchain=toolchain,
-                earlier=earlier(since, library, str(arch), FFI_ABI),
-                jobs=settings.jobs,
-            )
+    return [
+        pack_bundle(
+            [
+                PackInput(
+                    uri=kernel.uri,
+                    path=kernel.path,
+                    suffix=kernel.suffix,
+                    key=kernel.key,
+                    op_digest=kernel.op_digest,
+                    exports=kernel.exports,
+                    needs=kernel.needs,
+                    sha256=kernel.sha256,
+                )
+                for kernel in kernels
+            ],
+            out,
+            library=library,
+            family=materials.family,
+            arch=materials.arch,
+            abi=materials.abi,
+            toolchain=materials.toolchain,
+            materials=materials,
+            earlier=earlier(since, library, materials.arch, materials.abi),
+            jobs=settings.jobs,
         )
-    return bundles
+        for materials, kernels in made_of
+    ]
 
 
 def _pinned(out: Path, library: str, version: str, lock: Path | None) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""Writes down what the kernels of a bundle were made of, out of what the build has in its hands."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kartifacts.build import closure
+from kartifacts.build.kept import BuiltKernel
+from kartifacts.build.toolchains import Toolchain
+from kartifacts.errors import BuildError, ConfigError
+from kartifacts.files.reading import read_regular
+from kartifacts.model.digest import sha256
+from kartifacts.model.materials import Content, Made, MadeOp, Materials, Recipe
+from kartifacts.model.spec import Source, Spec
+
+MAX_RECIPE = 1 << 20  # bytes
+
+
+class _Compiler(msgspec.Struct):
+    version: str
+
+
+class _Builder(msgspec.Struct):
+    """What is read of a builder.toml."""
+
+    name: str
+    cxx: _Compiler | None = None
+    nvcc: _Compiler | None = None
+
+
+def compiled(
+    made: Sequence[tuple[Spec, BuiltKernel]],
+    *,
+    arch: str,
+    abi: str,
+    programs: Mapping[str, str],
+    recipe: Recipe | None = None,
+) -> Materials:
+    """The materials of kernels of one family, one arch and one toolchain.
+
+    Raises:
+        BuildError: a source is no longer what its kernels were made of.
+    """
+    first, kernel = made[0]
+    ops: dict[str, list[tuple[Spec, BuiltKernel]]] = {}
+    for spec, built in made:
+        ops.setdefault(f"{spec.family}/{spec.op.name}", []).append((spec, built))
+    sources = {source.path: (spec.root, source) for spec, _ in made for source in spec.sources}
+    return Materials(
+        version=1,
+        kind="build",
+        library=first.library,
+        family=first.family,
+        arch=arch,
+        abi=abi,
+        files=[_source(Path(root), source) for _, (root, source) in sorted(sources.items())],
+        ops=[_op(name, ops[name]) for name in sorted(ops)],
+        toolchain=dict(kernel.toolchain),
+        programs=dict(programs),
+        recipe=recipe,
+    )
+
+
+def _op(name: str, made: Sequence[tuple[Spec, BuiltKernel]]) -> MadeOp:
+    spec = made[0][0]
+    return MadeOp(
+        op=name,
+        flags=spec.device.flags,
+        compile=[spec.device.sources, spec.device.host_sources],
+        reached=[source.path for source in spec.sources],
+        kernels=[
+            Made(uri=spec.uri, key=kernel.key, op_digest=kernel.op_digest, defines=spec.defines)
+            for spec, kernel in sorted(made, key=lambda each: each[0].uri)
+        ],
+    )
+
+
+def _source(root: Path, source: Source) -> Content:
+    content = closure.content(root, source.path)
+    if sha256(content) != source.sha256:
+        raise BuildError(f"{source.path} has changed since it was compiled", hint="build again")
+    return described(source.path, content)
+
+
+def described(path: str, content: bytes) -> Content:
+    sha1 = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    return Content(path=path, sha256=sha256(content), size=len(content), sha1=sha1)
+
+
+def imported(
+    *, library: str, family: str, arch: str, abi: str, lists: Iterable[Content], files: Iterable[Content]
+) -> Materials:
+    """The materials of files that others built: what promised them, and what they are."""
+    return Materials(
+        version=1,
+        kind="import",
+        library=library,
+        family=family,
+        arch=arch,
+        abi=abi,
+        files=sorted(lists, key=lambda content: content.path),
+        imported=sorted(files, key=lambda content: content.path),
+    )
+
+
+def read_recipe(path: Path, toolchains: Iterable[Toolchain]) -> Recipe:
+    """The builder.toml that names this environment, once the compilers found here are those that it pins.
+
+    Raises:
+        ConfigError: it cannot be read, or a compiler is another one.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        data = read_regular(path, MAX_RECIPE)
+        builder = msgspec.convert(tomllib.loads(data.decode()), _Builder)
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {str(path)!r}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # TOML, UTF-8 and the types of fields
+        raise ConfigError(f"{str(path)!r} is not the recipe of a build environment: {error}") from error
+    for toolchain in toolchains:
+        pinned = {"cxx": builder.cxx, "nvcc": builder.nvcc}.get(toolchain.kind)
+        found = toolchain.fingerprint["version"]
+        if pinned is None or pinned.version != found:
+            raise ConfigError(
+                f"the recipe {builder.name[:100]!r} pins {toolchain.kind} "
+                f"{pinned.version[:100] if pinned else 'not at all'!r}; {found!r} was found",
+                hint="build in the environment that the recipe describes, or leave --recipe out",
+            )
+    return Recipe(name=builder.name, sha256=sha256(data))

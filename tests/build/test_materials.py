@@ -1,0 +1,211 @@
+"""What a release says of its making is true, is all of it, and is the same wherever it was made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kartifacts import config
+from kartifacts.build.library import Library, open_library
+from kartifacts.build.materials import compiled, read_recipe
+from kartifacts.build.toolchains import find
+from kartifacts.cli import flows
+from kartifacts.config import Settings
+from kartifacts.errors import BuildError, ConfigError, VerificationError
+from kartifacts.model.arch import parse_arch
+from kartifacts.model.digest import sha256
+from kartifacts.model.manifest import Descriptor, encode
+from kartifacts.model.materials import Materials, decode_materials
+from kartifacts.publish.release import make_release
+from kartifacts.publish.repository import Repository, check_materials
+from kartifacts.publish.verify import verify_repository
+
+CPU = "cpu:x86-64-v3"
+Build = Callable[..., Path]
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Builds the norm family of a copy of our own kernels in a place of its own."""
+
+    def make(place: str, version: str = "1.0", change: Callable[[Path], None] | None = None, **more: Any) -> Path:
+        root = tmp_path / place / "kernels"
+        if not root.exists():
+            shutil.copytree(Path(__file__).parents[2] / "kernels", root)
+        if change is not None:
+            change(root)
+        library = open_library(root, "kartifacts")
+        monkeypatch.setattr("kartifacts.build.library.discover", lambda: [library])
+        settings = config.read(overrides={"workspace": tmp_path / place / "workspace", "archs": CPU})
+        out = tmp_path / place / "out"
+        flows.build(settings, ops="norm/rmsnorm", out=out, library="kartifacts", version=version, lock=None, **more)
+        return out
+
+    return make
+
+
+def only_bundle(repository: Path, version: str = "1.0") -> tuple[Descriptor, Materials]:
+    shelf = Repository(repository)
+    (pin,) = shelf.pins(version=version)
+    (bundle,) = shelf.release(pin).manifests
+    return bundle, shelf.materials(bundle)
+
+
+def test_they_name_every_source_and_the_programs_that_compiled_it(build: Build, tmp_path: Path) -> None:
+    bundle, materials = only_bundle(build("here"))
+    root = tmp_path / "here/kernels"
+    assert {"norm/rmsnorm_cpu.cpp", "norm/rmsnorm_binding.cpp", "include/kart/ffi.h"} <= {
+        file.path for file in materials.files
+    }
+    for file in materials.files:
+        content = (root / file.path).read_bytes()
+        assert (file.sha256, file.size) == (sha256(content), len(content))
+        assert file.sha1 == hashlib.sha1(content).hexdigest()
+    (op,) = materials.ops
+    assert set(op.reached) == {file.path for file in materials.files}
+    assert [made.uri for made in op.kernels] == [
+        f"norm/rmsnorm?dtype={name}" for name in ("bfloat16", "float16", "float32")
+    ]
+    toolchain = find("cxx", config.read(overrides={"workspace": tmp_path / "here/workspace"}))
+    assert materials.toolchain == toolchain.fingerprint
+    assert materials.programs["compiler"] == sha256(toolchain.place.read_bytes())
+    assert "libtvm_ffi" in "".join(materials.programs)
+    assert bundle.note("arch") == materials.arch == CPU
+
+
+def test_they_are_the_same_wherever_and_however_often_it_is_built(build: Build, tmp_path: Path) -> None:
+    first, again, elsewhere = build("here"), build("here"), build("a/longer/way/down")
+    contents = [encode(only_bundle(place)[1]) for place in (first, again, elsewhere)]
+    assert len(set(contents)) == 1
+    assert [pin.sha256 for pin in Repository(first).pins()] == [pin.sha256 for pin in Repository(elsewhere).pins()]
+    for private in (str(tmp_path), str(Path.home()), "/usr", "longer"):
+        assert private.encode() not in contents[0]
+
+
+def test_an_unchanged_bundle_of_a_later_release_shares_them(build: Build) -> None:
+    build("here", "1.0")
+    repository = build("here", "1.1")
+    (old, _), (new, _) = only_bundle(repository, "1.0"), only_bundle(repository, "1.1")
+    assert (old.digest, old.note("materials")) == (new.digest, new.note("materials"))
+
+
+def test_a_changed_comment_is_in_them_although_the_bytes_are_the_same(build: Build, tmp_path: Path) -> None:
+    before, old = only_bundle(build("here"))
+
+    def comment(root: Path) -> None:
+        with (root / "norm/rmsnorm.h").open("a") as file:
+            file.write("// said otherwise\n")
+
+    after, new = only_bundle(build("there", change=comment))
+    changed = {file.path for file in new.files if file not in old.files}
+    assert changed == {"norm/rmsnorm.h"}
+    assert before.note("materials") != after.note("materials")
+
+
+def test_a_source_that_changed_after_it_was_compiled_is_not_written_down(
+    demo: Library, root: Path, settings: Settings
+) -> None:
+    from kartifacts.build.compile import compile_specs
+
+    spec = demo.spec("answer", {"size": "small"}, parse_arch(CPU))
+    built = compile_specs([spec], settings).kernels
+    (root / "include/scale.h").write_text("#pragma once\n#define SCALE 8L\n")
+    with pytest.raises(BuildError, match=r"include/scale\.h has changed"):
+        compiled([(spec, built[0])], arch=CPU, abi="tvm-ffi-0.1", programs={})
+
+
+def test_a_recipe_is_named_only_where_its_compilers_were_used(build: Build, tmp_path: Path, settings: Settings) -> None:
+    found = find("cxx", settings)
+    recipe = tmp_path / "builder.toml"
+    recipe.write_text(f'name = "ours"\n[cxx]\nversion = {json.dumps(found.fingerprint["version"])}\n')
+    _, materials = only_bundle(build("here", recipe=recipe))
+    assert materials.recipe is not None
+    assert (materials.recipe.name, materials.recipe.sha256) == ("ours", sha256(recipe.read_bytes()))
+    for text, complaint in (
+        ('name = "ours"\n[cxx]\nversion = "gcc 1"\n', "pins cxx 'gcc 1'"),
+        ('name = "ours"\n', "not at all"),
+        ("name = 3\n", "is not the recipe"),
+        ("\udcff", "is not the recipe"),
+    ):
+        recipe.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError, match=complaint):
+            read_recipe(recipe, [found])
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_recipe(tmp_path / "none.toml", [found])
+
+
+def test_an_import_says_which_lists_promised_its_files(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "abc/fmha").mkdir(parents=True)
+    content = b"not really a kernel"
+    (tree / "abc/fmha/one.bin").write_bytes(content)
+    promise = f"{sha256(content)}  one.bin\n".encode()
+    (tree / "abc/fmha/checksums.txt").write_bytes(promise)
+    flows.import_checksums(
+        tree, tmp_path / "out", library="demo", version="1.0", allow_unlisted=False, without=(), lock=None,
+        settings=config.read(),
+    )  # fmt: skip
+    _, materials = only_bundle(tmp_path / "out")
+    assert materials.kind == "import"
+    assert [(file.path, file.sha256) for file in materials.files] == [("abc/fmha/checksums.txt", sha256(promise))]
+    assert ("abc/fmha/one.bin", sha256(content), len(content)) in [
+        (file.path, file.sha256, file.size) for file in materials.imported
+    ]
+
+
+def test_missing_or_damaged_ones_are_found(build: Build) -> None:
+    repository = build("here")
+    blob = Repository(repository).blob(sha256(encode(only_bundle(repository)[1])))
+    assert any(each.digest == blob.name for each in verify_repository(repository).blobs)
+    data = bytearray(blob.read_bytes())
+    blob.unlink()
+    (fault,) = verify_repository(repository).faults
+    assert "materials of bundle norm" in fault.what
+    assert fault.missing
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    faults = verify_repository(repository).faults
+    assert faults
+    assert not any(fault.missing for fault in faults)
+    assert all("materials of bundle norm" in fault.what for fault in faults)
+
+
+def test_those_of_other_kernels_are_refused(build: Build) -> None:
+    repository = build("here")
+    bundle, materials = only_bundle(repository)
+    shelf = Repository(repository)
+    table = shelf.table(shelf.bundle(bundle), "table")
+    check_materials(materials, table, "it")
+    (op,) = materials.ops
+    fewer = msgspec.structs.replace(op, kernels=op.kernels[1:])
+    other = msgspec.structs.replace(op, kernels=[*op.kernels[:2], msgspec.structs.replace(op.kernels[2], key="0" * 64)])
+    for wrong in (
+        msgspec.structs.replace(materials, arch="9.0a"),
+        msgspec.structs.replace(materials, ops=[fewer]),
+        msgspec.structs.replace(materials, ops=[other]),
+        msgspec.structs.replace(materials, files=materials.files[1:]),
+        msgspec.structs.replace(materials, files=[*materials.files, materials.files[0]]),
+        msgspec.structs.replace(materials, kind="import"),
+    ):
+        with pytest.raises(VerificationError):
+            check_materials(decode_materials(encode(wrong)), table, "it")
+
+
+def test_a_descriptor_with_malformed_ones_is_refused(build: Build) -> None:
+    repository = build("here")
+    bundle, _ = only_bundle(repository)
+    good = "sha256:" + "0" * 64
+    for digest, size in [
+        ("", "5"), (good, ""), ("sha256:0", "5"), (good, "-1"), (good, "9" * 400), (good, "99999999999"), (good, "٣")
+    ]:  # fmt: skip
+        notes = {"dev.kartifacts.materials": digest, "dev.kartifacts.materials-size": size}
+        wrong = msgspec.structs.replace(bundle, annotations={**bundle.annotations, **notes})
+        with pytest.raises(VerificationError, match="materials"):
+            make_release(repository, "kartifacts", "2.0", [wrong])
