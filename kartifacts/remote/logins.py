@@ -28,6 +28,11 @@ _HELPER_SECONDS = 60
 _HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")  # one registry, whose login has an old name
 
 
+def basic(login: Login) -> str:
+    """The value of an Authorization header."""
+    return "Basic " + base64.b64encode(":".join(login).encode()).decode()
+
+
 class Netrc:
     """What a netrc file says; one that is damaged says nothing, and is warned about."""
 

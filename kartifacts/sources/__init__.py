@@ -88,6 +88,10 @@ def from_settings(settings: Settings) -> list[Source]:
     for url in settings.mirrors:
         if url.startswith("file://"):
             sources.append(DirectorySource(_file_path(url), name=url, mirror=True))
+        elif not settings.offline and url.startswith(("oci://", "oci+http://")):
+            from kartifacts.sources.oci import OciSource
+
+            sources.append(OciSource(url, settings))
         elif not settings.offline:
             from kartifacts.sources.http import HttpSource
 

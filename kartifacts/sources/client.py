@@ -13,14 +13,16 @@ from kartifacts.errors import SourceError
 from kartifacts.remote.addresses import Address, joined, proxy_for, shown
 from kartifacts.remote.answers import REDIRECTS, NoConnection, check_status, innermost
 from kartifacts.remote.authorities import AUTHORITY_HINT, tls_context
-from kartifacts.remote.logins import Netrc
+from kartifacts.remote.logins import Netrc, basic
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.pool import Pool
 from kartifacts.sources.resumed import Resumed
-from kartifacts.sources.wire import Answer, Broken, Connection, ProxyRefused, basic
+from kartifacts.sources.wire import Answer, Broken, Connection, ProxyRefused
 
 if TYPE_CHECKING:
     import ssl
+
+    from kartifacts.remote.authorization import Authorization
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,25 @@ _PROXY_HINT = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
 
 
 class Client:
-    """What it takes to ask the mirror at `mirror`, shared by all threads."""
+    """What it takes to ask the mirror at `mirror`, shared by all threads.
 
-    def __init__(self, mirror: Address, settings: Settings, breaker: Breaker) -> None:
+    Args:
+        accept: media types that are asked for.
+        authorization: how to show who asks, where a login alone does not do.
+    """
+
+    def __init__(
+        self,
+        mirror: Address,
+        settings: Settings,
+        breaker: Breaker,
+        *,
+        accept: str = "*/*",
+        authorization: Authorization | None = None,
+    ) -> None:
         self._mirror = mirror
+        self._accept = accept
+        self._authorization = authorization
         self.settings = settings
         self.breaker = breaker
         self._pool = Pool()
@@ -76,7 +93,7 @@ class Client:
         """GET `address`, following redirects; gives the answer and the address it came from."""
         due = time.monotonic() + self.settings.connect_timeout + self.settings.read_timeout
         for _ in range(MAX_REDIRECTS + 1):
-            answer = self._get(address, headers)
+            answer = self._admitted(address, headers)
             if answer.status not in REDIRECTS:
                 return answer, address
             location = answer.headers.get("Location", "")
@@ -102,9 +119,28 @@ class Client:
                 log.debug("the rest of an answer: %s", error)
         self.release(answer)
 
-    def _get(self, address: Address, headers: dict[str, str]) -> Answer:
-        login = self._login(address)
-        lines = {**headers, "Authorization": basic(login)} if login else headers
+    def _admitted(self, address: Address, headers: dict[str, str]) -> Answer:
+        """GET with what the other side wants to see, renewed once where it does not let that pass."""
+        authorization = self._authorization
+        if authorization is None or address.origin != self._mirror.origin:
+            login = self._login(address)
+            return self._get(address, headers, basic(login) if login else "")
+        used = authorization.header()
+        answer = self._get(address, headers, used)
+        try:
+            if answer.status == 401 and authorization.renew(answer.headers.get_all("WWW-Authenticate", []), used):
+                self.discard(answer)
+                answer = self._get(address, headers, authorization.header())
+            authorization.check(answer.status, shown(address.url))
+        except BaseException:
+            self.discard(answer)
+            raise
+        return answer
+
+    def _get(self, address: Address, headers: dict[str, str], authorization: str) -> Answer:
+        lines = {"Accept": self._accept, **headers}
+        if authorization:
+            lines["Authorization"] = authorization
         connection = self._pool.take(address.origin)
         while True:
             used = connection is not None

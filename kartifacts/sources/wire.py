@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import io
 import select
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from kartifacts.remote.addresses import Address
+from kartifacts.remote.logins import basic
 
 if TYPE_CHECKING:
     import ssl
@@ -200,8 +200,3 @@ def _connected(host: str, port: int, seconds: float) -> socket.socket:
         else:
             return made
     raise fault
-
-
-def basic(login: tuple[str, str]) -> str:
-    """The value of an Authorization header."""
-    return "Basic " + base64.b64encode(":".join(login).encode()).decode()
