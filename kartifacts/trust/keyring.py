@@ -82,11 +82,18 @@ class Keyring:
             raise ConfigError(f"the keyring cannot be trusted: {error.message}") from error
         return cls(path, _decode(_read(path / KEYS, _MAX_KEYS), path / KEYS), secret)
 
+    def with_listed(self, listed: Listed) -> Keyring:
+        """The same keyring after keys.json was changed."""
+        return Keyring(self.path, listed, self._secret)
+
     # -- what was made
 
     def root(self, view: View) -> bytes:
         """The first root of a view, by which readers begin to trust."""
         return self._content(view, "root", min(self._versions(view, "root")))
+
+    def numbered_root(self, view: View, number: int) -> bytes:
+        return self._content(view, "root", number)
 
     def newest_root(self, view: View) -> bytes:
         return self._content(view, "root", max(self._versions(view, "root")))
@@ -104,6 +111,12 @@ class Keyring:
     def file(self, view: View, name: str) -> Path:
         """Where a signed file lies in this directory."""
         return self.path / metadata_path(view, name)
+
+    def files(self) -> list[Path]:
+        """Where all signed files lie."""
+        roots = [(view, "root", number) for view in VIEWS for number in self._versions(view, "root")]
+        targets = [(VIEWS[0], "targets", number) for number in self._versions(VIEWS[0], "targets")]
+        return [self.file(view, f"{number}.{role}.json") for view, role, number in (*roots, *targets)]
 
     def _versions(self, view: View, role: str) -> list[int]:
         directory = self.file(view, "x").parent
