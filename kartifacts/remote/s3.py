@@ -33,7 +33,7 @@ _CONNECTIONS = 64  # there are never more threads
 _THROTTLED = 1.0  # seconds to wait where a store says that there were too many requests, but not for how long
 _SLOWER = frozenset({"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded"})
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout"})  # on the way there, with status 400
-_HINTS = {
+HINTS = {
     "AccessDenied": "the policy of the bucket or the user does not allow it; without s3:ListBucket S3 also says this "
     "of what is not there",
     "InvalidAccessKeyId": "boto3 takes credentials from AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws/credentials",
@@ -61,11 +61,14 @@ class S3Error(SourceError):
         status: int = 0,
         code: str = "",
         missing: bool = False,
+        denied: bool = False,
         permanent: bool = False,
         retry_after: float | None = None,
         hint: str | None = None,
     ) -> None:
-        super().__init__(message, missing=missing, permanent=permanent, retry_after=retry_after, hint=hint)
+        super().__init__(
+            message, missing=missing, denied=denied, permanent=permanent, retry_after=retry_after, hint=hint
+        )
         self.status = status
         self.code = code
 
@@ -226,9 +229,10 @@ def _answered(error: ClientError, doing: str) -> S3Error:
         status=status,
         code=code,
         missing=missing,
+        denied=status == 403,
         permanent=not transient,
         retry_after=pause,
-        hint=_HINTS.get(code) or (_HINTS["AccessDenied"] if status == 403 else None),
+        hint=HINTS.get(code) or (HINTS["AccessDenied"] if status == 403 else None),
     )
 
 
@@ -236,7 +240,7 @@ def _unanswered(error: BotoCoreError, doing: str) -> S3Error:
     from botocore import exceptions as known
 
     if isinstance(error, (known.NoCredentialsError, known.PartialCredentialsError, known.CredentialRetrievalError)):
-        return S3Error(f"{doing}: there are no credentials for it", permanent=True, hint=_HINTS["InvalidAccessKeyId"])
+        return S3Error(f"{doing}: there are no credentials for it", permanent=True, hint=HINTS["InvalidAccessKeyId"])
     if isinstance(error, known.SSLError):
         return S3Error(
             f"{doing}: TLS failed: {innermost(error)}",

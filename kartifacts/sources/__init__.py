@@ -92,6 +92,10 @@ def from_settings(settings: Settings) -> list[Source]:
             from kartifacts.sources.oci import OciSource
 
             sources.append(OciSource(url, settings))
+        elif not settings.offline and url.startswith("s3://"):
+            from kartifacts.sources.s3 import S3Source
+
+            sources.append(S3Source(url, settings))
         elif not settings.offline:
             from kartifacts.sources.http import HttpSource
 

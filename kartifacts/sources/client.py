@@ -6,11 +6,11 @@ import logging
 import time
 import weakref
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError
-from kartifacts.remote.addresses import Address, joined, proxy_for, shown
+from kartifacts.remote.addresses import Address, proxy_for, redirected, shown
 from kartifacts.remote.answers import REDIRECTS, NoConnection, check_status, innermost
 from kartifacts.remote.authorities import AUTHORITY_HINT, tls_context
 from kartifacts.remote.logins import Netrc, basic
@@ -21,14 +21,29 @@ from kartifacts.sources.wire import Answer, Broken, Connection, ProxyRefused
 
 if TYPE_CHECKING:
     import ssl
-
-    from kartifacts.remote.authorization import Authorization
+    from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 5
 _CHEAP = 64 << 10  # bytes that are rather read than given up with their connection
 _PROXY_HINT = "see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+
+
+class Authorizing(Protocol):
+    """How a mirror is shown who asks."""
+
+    def header(self) -> str:
+        """The value of Authorization for the next request; "" for none."""
+        ...
+
+    def renew(self, headers: Sequence[str], used: str) -> bool:
+        """After a 401 with these WWW-Authenticate headers: whether another value is worth another request."""
+        ...
+
+    def check(self, status: int, place: str) -> None:
+        """Raise a `SourceError` if that status says that a request was not let through."""
+        ...
 
 
 class Client:
@@ -46,7 +61,7 @@ class Client:
         breaker: Breaker,
         *,
         accept: str = "*/*",
-        authorization: Authorization | None = None,
+        authorization: Authorizing | None = None,
     ) -> None:
         self._mirror = mirror
         self._accept = accept
@@ -98,7 +113,7 @@ class Client:
                 return answer, address
             location = answer.headers.get("Location", "")
             self.discard(answer)
-            address = _redirected(address, location)
+            address = redirected(address, location)
             if time.monotonic() > due:
                 raise SourceError(f"{shown(address.url)}: the redirects to it took too long")
         raise SourceError(f"{shown(address.url)}: more than {MAX_REDIRECTS} redirects", permanent=True)
@@ -186,21 +201,6 @@ class Client:
     @cached_property
     def _netrc(self) -> Netrc:
         return Netrc(self.settings.netrc)
-
-
-def _redirected(address: Address, location: str) -> Address:
-    try:
-        target = joined(address, location)
-    except ValueError as error:
-        raise SourceError(
-            f"{shown(address.url)} redirects to {shown(location)!r}, which is refused: {error}", permanent=True
-        ) from error
-    if address.scheme == "https" != target.scheme:
-        raise SourceError(
-            f"{shown(address.url)} redirects to {shown(target.url)!r}, which is refused: it is not encrypted",
-            permanent=True,
-        )
-    return target
 
 
 def _no_connection(error: Exception, address: Address, proxy: Address | None) -> NoConnection:
