@@ -77,6 +77,26 @@ def joined(address: Address, location: str) -> Address:
     return parse(urljoin(address.url, quote(location.strip(), safe=_SAFE + "?#[]")))
 
 
+def redirected(address: Address, location: str) -> Address:
+    """Where a redirect leads.
+
+    Raises:
+        SourceError: nowhere that may be asked.
+    """
+    try:
+        target = joined(address, location)
+    except ValueError as error:
+        raise SourceError(
+            f"{shown(address.url)} redirects to {shown(location)!r}, which is refused: {error}", permanent=True
+        ) from error
+    if address.scheme == "https" != target.scheme:
+        raise SourceError(
+            f"{shown(address.url)} redirects to {shown(target.url)!r}, which is refused: it is not encrypted",
+            permanent=True,
+        )
+    return target
+
+
 def proxy_for(address: Address, settings: Settings) -> Address | None:
     """The proxy by which an address is reached, if there is one.
 

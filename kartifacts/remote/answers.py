@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from email.message import Message
 
 from kartifacts.errors import SourceError, VerificationError
@@ -49,7 +50,7 @@ def check_status(status: int, headers: Message, place: str, *, size: int) -> Non
     raise SourceError(f"{where}, which is not an answer to GET", permanent=True)
 
 
-def asked_pause(headers: Message) -> float | None:
+def asked_pause(headers: Mapping[str, str] | Message) -> float | None:
     """Seconds that the mirror asks us to wait: Retry-After as a number or a date, or RateLimit's t."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d{1,9}", text):
