@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -36,11 +36,13 @@ def claim(bucket: Bucket, pin: Pin) -> None:
     change_index(bucket, lambda current: _claimed(current, pin, bucket.name))
 
 
-def reconciled(current: bytes | None, library: str, pins: Iterable[Pin], where: str) -> bytes:
-    """The index with exactly these releases of a library; what is of other libraries or of other tools stays."""
+def reconciled(current: bytes | None, pins: Mapping[str, Iterable[Pin]], where: str) -> bytes:
+    """The index with exactly these releases, by library; what is of other libraries or of other tools stays."""
     index, entries = _parsed(current, where)
-    others = [entry for entry in entries if entry.get("mediaType") != MEDIA_INDEX or _note(entry, "library") != library]
-    return _encoded(index, [*others, *map(_entry, pins)])
+    others = [
+        entry for entry in entries if entry.get("mediaType") != MEDIA_INDEX or _note(entry, "library") not in pins
+    ]
+    return _encoded(index, [*others, *(_entry(pin) for each in pins.values() for pin in each)])
 
 
 def change_index(bucket: Bucket, change: Change) -> None:

@@ -4,26 +4,41 @@
 2. the version does not exist in the bucket with another content             else nothing is sent
 3. packs, kernel tables, bundle manifests, release index                     immutable, named by digest
 4. what was sent is read back and hashed
-5. its entry in index.json, then its name                                    now it is public
+5. signed metadata (`publish.commit`), in a bucket that has or gets some     now it is public
+   else its entry in index.json, then its name
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import ConfigError, VerificationError
-from kartifacts.model.layout import blob_path
-from kartifacts.model.manifest import MAX_PACK, Pin
+from kartifacts.model.digest import Digest, parse_digest, sha256
+from kartifacts.model.layout import View, blob_path, target_name, target_path
+from kartifacts.model.manifest import MAX_PACK, Pin, Synced
 from kartifacts.publish.buckets import Bucket
+from kartifacts.publish.leases import publishing
 from kartifacts.publish.lockfile import add_pins, one_version_each
 from kartifacts.publish.plan import Plan, check_plan
-from kartifacts.publish.release import name_release, refuse_other_content
+from kartifacts.publish.release import name_release, refuse_other_content, refuse_signed
 from kartifacts.publish.repository import Blob, Repository
 from kartifacts.publish.verify import Progress, verify_repository
 
+if TYPE_CHECKING:
+    from kartifacts.publish.verify import Report
+    from kartifacts.trust.keyring import Keyring
+
 log = logging.getLogger(__name__)
+
+
+class Published(NamedTuple):
+    """What was published, and what a reader who trusts only the first root saw right afterwards, by view."""
+
+    pins: list[Pin]
+    seen: Mapping[View, Synced]  # empty where nothing is signed
 
 
 def publish(
@@ -34,23 +49,30 @@ def publish(
     version: str | None = None,
     plan: Plan | None = None,
     lock: Path | None = None,
+    keyring: Keyring | None = None,
+    channels: Sequence[str] = (),
+    extra_targets: Mapping[str, bytes] | None = None,
     max_blob: int = MAX_PACK,
     progress: Progress | None = None,
-) -> list[Pin]:
+) -> Published:
     """Publish the releases of a repository directory.  Running it again sends only what is missing.
 
     Args:
         library, version: publish these only.
         plan: what the releases must hold.
         lock: kartifacts.lock that pins what was published.
+        keyring: signs for the releases; without it they can be had only by who pins them.
+        channels: lead to these releases from now on, and to no other of their libraries.
+        extra_targets: what is signed for besides, by target name (``demo/1.0/provenance.json``).
         max_blob: largest object that the bucket's servers take.
 
     Raises:
-        ConfigError: there is no such release, or a blob is larger than `max_blob`.
+        ConfigError: there is no such release, a blob is larger than `max_blob`, keys are missing, or the bucket keeps
+            no conditional writes.
         VerificationError: the source is incomplete or damaged, lacks what `plan` promises, or the bucket gives back
             other bytes than were sent.
         PublishConflict: the bucket holds other bytes under a name that never changes.
-        SourceError: the bucket cannot be written or read.
+        SourceError: the bucket cannot be written or read; `leases.Busy`, if objects are being deleted there just now.
     """
     report = verify_repository(source_dir, library=library, version=version)
     report.check(str(source_dir))
@@ -58,18 +80,81 @@ def publish(
     if lock is not None:
         one_version_each(report.pins)
     repository = Repository(source_dir)
-    bucket.tidy()
     if plan is not None:
         check_plan(plan, repository, report.pins)
+    bucket.preflight()
+    bucket.tidy()
+    if keyring is None:
+        seen = _publish_unsigned(repository, report, bucket, channels or extra_targets, progress)
+    else:
+        seen = _publish_signed(repository, report, bucket, keyring, channels, extra_targets or {}, progress)
+    for pin in report.pins:
+        log.info("published %s %s as sha256:%s in %s", pin.library, pin.version, pin.sha256, bucket.name)
+    if lock is not None:
+        add_pins(lock, report.pins)
+    return Published(list(report.pins), seen)
+
+
+def _publish_unsigned(
+    repository: Repository, report: Report, bucket: Bucket, signed_only: object, progress: Progress | None
+) -> Mapping[View, Synced]:
+    if signed_only:
+        raise ConfigError("channels and provenance stand in signed metadata", hint="pass --keys")
+    refuse_signed(bucket)
     for pin in report.pins:
         refuse_other_content(bucket, pin)
     _send(repository, report.blobs, bucket, progress)
     for pin in report.pins:
         name_release(bucket, pin)
-        log.info("published %s %s as sha256:%s in %s", pin.library, pin.version, pin.sha256, bucket.name)
-    if lock is not None:
-        add_pins(lock, report.pins)
-    return list(report.pins)
+    return {}
+
+
+def _publish_signed(
+    repository: Repository,
+    report: Report,
+    bucket: Bucket,
+    keyring: Keyring,
+    channels: Sequence[str],
+    extra_targets: Mapping[str, bytes],
+    progress: Progress | None,
+) -> Mapping[View, Synced]:
+    from kartifacts.publish import editing
+    from kartifacts.publish.commit import check_change, commit
+
+    extras = _extras(extra_targets, report.pins)
+    changes = editing.releasing(report.pins, channels, {pin: _of(content) for pin, (_, content) in extras.items()})
+    check_change(bucket, keyring, changes)
+    with publishing(bucket) as lease:
+        _send(repository, report.blobs, bucket, progress)
+        needs = {blob_path(blob.digest): blob.size for blob in report.blobs}
+        for pin in report.pins:
+            digest = parse_digest(pin.sha256)
+            path = target_path(pin.library, pin.version, digest)
+            if bucket.copy_if_absent(blob_path(digest), path) == "created":
+                _check_sent(bucket, path, digest, pin.size, f"release index of {pin.library} {pin.version}")
+            needs[path] = pin.size
+        for name, (path, content) in extras.items():
+            if bucket.put_if_absent(path, content) == "created":
+                _check_sent(bucket, path, *_of(content), f"provenance of {name}")
+            needs[path] = len(content)
+        return commit(bucket, keyring, changes, needs=needs, ready=lease.check)
+
+
+def _extras(targets: Mapping[str, bytes], pins: Sequence[Pin]) -> dict[tuple[str, str], tuple[str, bytes]]:
+    """Library and version → path and content of what is signed for besides its index."""
+    known = {target_name(pin.library, pin.version, "provenance"): pin for pin in pins}
+    found = {}
+    for name, content in targets.items():
+        if name not in known:
+            raise ConfigError(f"{name!r} belongs to no release that is published here: {', '.join(known)}")
+        pin = known[name]
+        path = target_path(pin.library, pin.version, sha256(content), "provenance")
+        found[pin.library, pin.version] = (path, content)
+    return found
+
+
+def _of(content: bytes) -> tuple[Digest, int]:
+    return sha256(content), len(content)
 
 
 def _check_sizes(blobs: Sequence[Blob], limit: int) -> None:
@@ -93,13 +178,17 @@ def _send(repository: Repository, blobs: Sequence[Blob], bucket: Bucket, progres
         if progress is not None:
             progress(done, total)
     for blob in sent:
-        found = bucket.digest(blob_path(blob.digest))
-        if found != (blob.digest, blob.size):
-            raise VerificationError(
-                f"{bucket.name} gives back other bytes than were sent for the {blob.what}; nothing was made public",
-                source=f"{bucket.name} {blob_path(blob.digest)}",
-                expected=f"sha256 {blob.digest}, {blob.size} bytes",
-                actual=f"sha256 {found[0]}, {found[1]} bytes",
-                hint=f"remove {blob_path(blob.digest)} there, find out what damages uploads, and publish again",
-            )
+        _check_sent(bucket, blob_path(blob.digest), blob.digest, blob.size, blob.what)
     log.info("%d of %d blobs were not there yet", len(sent), len(blobs))
+
+
+def _check_sent(bucket: Bucket, path: str, digest: Digest, size: int, what: str) -> None:
+    found = bucket.digest(path)
+    if found != (digest, size):
+        raise VerificationError(
+            f"{bucket.name} gives back other bytes than were sent for the {what}; nothing was made public",
+            source=f"{bucket.name} {path}",
+            expected=f"sha256 {digest}, {size} bytes",
+            actual=f"sha256 {found[0]}, {found[1]} bytes",
+            hint=f"remove {path} there, find out what damages uploads, and publish again",
+        )

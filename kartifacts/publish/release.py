@@ -9,7 +9,7 @@ import msgspec
 
 from kartifacts.errors import ConfigError
 from kartifacts.model.digest import parse_digest, sha256
-from kartifacts.model.layout import blob_path, check_name, release_directory, release_path
+from kartifacts.model.layout import TIMESTAMP, blob_path, check_name, metadata_path, release_directory, release_path
 from kartifacts.model.manifest import (
     MAX_INDEX,
     MEDIA_INDEX,
@@ -67,6 +67,7 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     bucket = DirectoryBucket(directory)
     bucket.tidy()
     pin = Pin(library=library, version=version, sha256=sha256(index), size=len(index))
+    refuse_signed(bucket)
     refuse_other_content(bucket, pin)
     bucket.put_if_absent(blob_path(sha256(index)), index)
     name_release(bucket, pin)
@@ -75,6 +76,15 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
 
 def _of_version(bundle: Descriptor, version: str) -> Descriptor:
     return msgspec.structs.replace(bundle, annotations={**bundle.annotations, NOTE + "version": version})
+
+
+def refuse_signed(bucket: Bucket) -> None:
+    """Raise a `ConfigError` if readers of a bucket look for signatures: they would never see what has none."""
+    if bucket.size(metadata_path("online", TIMESTAMP)) is not None:
+        raise ConfigError(
+            f"{bucket.name} has signed metadata, so only who signs can release there; nothing was changed",
+            hint="kartifacts publish --keys DIR signs; build into a directory of its own",
+        )
 
 
 def refuse_other_content(bucket: Bucket, pin: Pin) -> None:

@@ -59,7 +59,7 @@ def readable(root: Path) -> set[str]:
 
 def test_a_published_release_is_complete_and_pinned(make_repository: Make, tmp_path: Path) -> None:
     source = make_repository(tmp_path / "source")
-    pins = publish(source, DirectoryBucket(tmp_path / "bucket"), lock=tmp_path / "kartifacts.lock")
+    pins = publish(source, DirectoryBucket(tmp_path / "bucket"), lock=tmp_path / "kartifacts.lock").pins
     assert readable(tmp_path / "bucket") == {"1.0"}
     assert pins == Repository(tmp_path / "bucket").pins()
     assert decode_lock((tmp_path / "kartifacts.lock").read_bytes()).releases == pins
@@ -70,10 +70,10 @@ def test_the_second_run_sends_nothing(
     make_repository: Make, cut_bucket: Make, snapshot: Snapshot, tmp_path: Path
 ) -> None:
     source = make_repository(tmp_path / "source")
-    pins = publish(source, DirectoryBucket(tmp_path / "bucket"))
+    pins = publish(source, DirectoryBucket(tmp_path / "bucket")).pins
     before = snapshot(tmp_path / "bucket")
     again = cut_bucket(tmp_path / "bucket")
-    assert publish(source, again) == pins
+    assert publish(source, again).pins == pins
     assert again.written == []
     assert snapshot(tmp_path / "bucket") == before
 

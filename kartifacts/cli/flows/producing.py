@@ -163,7 +163,7 @@ def publish(
     promised = None if plan is None else read_plan(plan)
     opened = open_bucket(bucket, settings)
     with bar(settings, "publishing", "B") as progress:
-        pins = send(
+        sent = send(
             source,
             opened,
             library=library,
@@ -172,7 +172,7 @@ def publish(
             lock=lock,
             progress=progress,
         )
-    return {"bucket": opened.name, "pins": [msgspec.to_builtins(pin) for pin in pins]}
+    return {"bucket": opened.name, "pins": [msgspec.to_builtins(pin) for pin in sent.pins]}
 
 
 def lock(repository: Path, path: Path, *, library: str | None, version: str | None) -> list[dict[str, Any]]:

@@ -1,0 +1,125 @@
+"""Publishers and the collector of garbage keep out of each other's way: of two, at least one sees the other and stops.
+
+gc/publishing/<uuid>.json   somebody is publishing; written before looking at which blobs exist, removed at the end
+gc/tombstones.json          what nothing reaches, since when; and, while somebody deletes, `deleting`: since when
+
+A publisher writes its lease, then looks for `deleting`.  A collector sets `deleting`, then looks for leases.  Whichever
+of the two writes came first, the other side's look comes after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+
+import msgspec
+
+from kartifacts.errors import KartifactsError, SourceError, VerificationError
+from kartifacts.model.digest import canonical_json, strict_json
+from kartifacts.publish.buckets import Bucket, update
+
+log = logging.getLogger(__name__)
+
+LEASES = "gc/publishing"
+TOMBSTONES = "gc/tombstones.json"
+
+LEASE = timedelta(hours=24)  # after which a publisher is taken for dead
+DELETING = timedelta(hours=1)  # after which a collector is taken for dead
+
+
+class Busy(SourceError):
+    """Somebody else is at work in the bucket who must not be interfered with; a later try succeeds."""
+
+
+class Tombstones(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The content of gc/tombstones.json.  Times are ISO 8601 in UTC."""
+
+    version: int = 1
+    deleting: str = ""
+    since: dict[str, str] = {}  # path → when it was first found that nothing reaches it
+
+
+class Lease:
+    """A publisher's word that it is at work."""
+
+    def __init__(self, path: str, since: datetime) -> None:
+        self.path = path
+        self.since = since
+
+    def check(self) -> None:
+        """Raise `Busy` if this took so long that a collector may count the publisher among the dead."""
+        if datetime.now(timezone.utc) - self.since > LEASE / 2:
+            raise Busy(f"publishing took longer than {LEASE / 2}; nothing was made public", hint="run it again")
+
+
+@contextmanager
+def publishing(bucket: Bucket) -> Iterator[Lease]:
+    """Publish while no collector deletes.
+
+    Raises:
+        Busy: one does.
+    """
+    now = datetime.now(timezone.utc)
+    lease = Lease(f"{LEASES}/{uuid.uuid4().hex}.json", now)
+    bucket.put_if_absent(lease.path, canonical_json({"since": now.isoformat(timespec="seconds")}))
+    try:
+        deleting = tombstones(bucket).deleting
+        if is_live(deleting, now, DELETING):
+            raise Busy(
+                f"objects that nothing reaches are being deleted in {bucket.name} since {deleting}; nothing was sent",
+                retry_after=60.0,
+                hint=f"run it again when that has ended; after {DELETING} it counts as killed",
+            )
+        yield lease
+    finally:
+        try:
+            bucket.delete(lease.path)
+        except KartifactsError as error:
+            log.warning("the lease %s stays, and holds off `kartifacts retain` for %s: %s", lease.path, LEASE, error)
+
+
+def tombstones(bucket: Bucket) -> Tombstones:
+    found = bucket.read(TOMBSTONES)
+    return decode_tombstones(found.content if found is not None else None, bucket.name)
+
+
+def decode_tombstones(content: bytes | None, where: str) -> Tombstones:
+    if content is None:
+        return Tombstones()
+    what = f"{TOMBSTONES} of {where}"
+    try:
+        found = msgspec.convert(strict_json(content, what=what), type=Tombstones)
+        for text in (*found.since.values(), *filter(None, [found.deleting])):
+            parse_time(text)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise VerificationError(f"{what} is malformed: {error}", hint="remove it; all graces begin anew") from error
+    return found
+
+
+def change_tombstones(bucket: Bucket, since: dict[str, str], *, mine: str, deleting: str) -> None:
+    """Write the list, if `mine` is the `deleting` that is there still.
+
+    Raises:
+        Busy: another collector is at work.
+    """
+
+    def changed(current: bytes | None) -> bytes:
+        found = decode_tombstones(current, bucket.name)
+        if found.deleting != mine and is_live(found.deleting, datetime.now(timezone.utc), DELETING):
+            raise Busy(f"another collector is at work in {bucket.name} since {found.deleting}", retry_after=60.0)
+        return canonical_json(msgspec.to_builtins(Tombstones(deleting=deleting, since=since)))
+
+    update(bucket, TOMBSTONES, changed)
+
+
+def is_live(since: str, now: datetime, limit: timedelta) -> bool:
+    """Whether who wrote `since` is to be counted as alive; clocks that run ahead are believed."""
+    return bool(since) and now - parse_time(since) < limit
+
+
+def parse_time(text: str) -> datetime:
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
