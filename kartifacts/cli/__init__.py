@@ -27,6 +27,7 @@ _COMMANDS = {
     "lock": "producing",
     "wheel": "producing",
     "index": "producing",
+    "mirror": "mirroring",
     "fetch": "consuming",
     "status": "consuming",
     "verify": "consuming",

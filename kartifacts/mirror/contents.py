@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import KartifactsError, SourceError, VerificationError
 from kartifacts.fetch.parallel import run_all
 from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.reading import Reader
@@ -62,34 +63,50 @@ def contents_of(basis: Basis, chosen: Filter, reader: Reader, *, threads: int) -
         ArtifactUnavailable: a part of the filter selects nothing.
         SourceError, VerificationError: an index or a manifest cannot be had, or is wrong.
     """
+    contents, faults = survey(basis, chosen, reader, threads=threads)
+    if faults:
+        raise _worst([error for _, error in faults])
+    return contents
+
+
+def survey(
+    basis: Basis, chosen: Filter, reader: Reader, *, threads: int
+) -> tuple[Contents, list[tuple[str, KartifactsError]]]:
+    """As `contents_of`, but gives what can be known, and names what cannot."""
     releases = chosen.of(basis.releases)
     walk = _Walk(reader)
     run(threads, [partial(walk.release, release) for release in releases])
-    bundles = [bundle for release in releases for bundle in walk.bundles[release.pin.sha256] if chosen.runs(bundle)]
-    chosen.check_archs(bundle for release in releases for bundle in walk.bundles[release.pin.sha256])
-    unique = list({bundle.digest: bundle for bundle in bundles}.values())
-    run(threads, [partial(walk.bundle, bundle) for bundle in unique])
-    return Contents(
+    held = [bundle for release in releases for bundle in walk.bundles.get(release.pin.sha256, ())]
+    if not walk.faults:
+        chosen.check_archs(held)
+    bundles = list({bundle.digest: bundle for bundle in held if chosen.runs(bundle)}.values())
+    run(threads, [partial(walk.bundle, bundle) for bundle in bundles])
+    contents = Contents(
         basis=basis,
         releases=tuple(releases),
         ranks=(
-            _once(blob for bundle in unique for blob in walk.parts[bundle.digest]),
-            _once(walk.manifests[bundle.digest] for bundle in unique),
-            _once(_index(release) for release in releases),
+            _once(blob for bundle in bundles for blob in walk.parts.get(bundle.digest, ())),
+            _once(_manifest(bundle) for bundle in bundles),
+            _once(map(_index, releases)),
         ),
         targets=tuple(target for release in releases for target in _targets(release)),
         read=walk.read,
     )
+    return contents, walk.faults
 
 
 def run(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
     """Do the jobs on some threads; raises the error that matters most if any failed."""
     errors = run_all(jobs, threads) if jobs else []
     if errors:
-        first = next((error for error in errors if isinstance(error, VerificationError)), errors[0])
-        if len(errors) > 1:
-            first.message += f"; and {len(errors) - 1} more faults"
-        raise first
+        raise _worst(errors)
+
+
+def _worst(errors: Sequence[KartifactsError]) -> KartifactsError:
+    first = next((error for error in errors if isinstance(error, VerificationError)), errors[0])
+    if len(errors) > 1:
+        first.message += f"; and {len(errors) - 1} more faults"
+    return first
 
 
 class _Walk:
@@ -100,30 +117,40 @@ class _Walk:
         self.read: dict[Digest, bytes] = {}
         self.bundles: dict[str, list[Descriptor]] = {}  # by the digest of the release
         self.parts: dict[str, list[Blob]] = {}  # by the digest of the bundle
-        self.manifests: dict[str, Blob] = {}
+        self.faults: list[tuple[str, KartifactsError]] = []
 
     def release(self, release: Released) -> None:
         index = _index(release)
-        content = self._reader.small(index)
-        found = decode_release(content, what=index.what)
-        if (found.library, found.version) != (release.pin.library, release.pin.version):
-            raise VerificationError(
-                f"the {index.what} says that it is {found.library[:100]!r} {found.version[:100]!r}", source=index.digest
-            )
-        self.read[index.digest] = content
-        self.bundles[release.pin.sha256] = found.manifests
+        with self._noting(index.what):
+            content = self._reader.small(index)
+            found = decode_release(content, what=index.what)
+            if (found.library, found.version) != (release.pin.library, release.pin.version):
+                says = f"{found.library[:100]!r} {found.version[:100]!r}"
+                raise VerificationError(f"the {index.what} says that it is {says}", source=index.digest)
+            self.read[index.digest] = content
+            self.bundles[release.pin.sha256] = found.manifests
 
     def bundle(self, descriptor: Descriptor) -> None:
-        blob = Blob(descriptor.sha256, descriptor.size, bundle_name(descriptor))
-        content = self._reader.small(blob)
-        self.read[blob.digest] = content
-        *parts, manifest = blobs_of(descriptor, decode_bundle(content, what=blob.what))
-        self.parts[descriptor.digest] = parts
-        self.manifests[descriptor.digest] = manifest
+        blob = _manifest(descriptor)
+        with self._noting(blob.what):
+            content = self._reader.small(blob)
+            *self.parts[descriptor.digest], _ = blobs_of(descriptor, decode_bundle(content, what=blob.what))
+            self.read[blob.digest] = content
+
+    @contextmanager
+    def _noting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (SourceError, VerificationError) as error:
+            self.faults.append((what, error))
 
 
 def _once(blobs: Iterable[Blob]) -> tuple[Blob, ...]:
     return tuple({blob.digest: blob for blob in blobs}.values())
+
+
+def _manifest(bundle: Descriptor) -> Blob:
+    return Blob(bundle.sha256, bundle.size, bundle_name(bundle))
 
 
 def _index(release: Released) -> Blob:

@@ -84,17 +84,22 @@ def promote(
 
 def _publish_signed(contents: Contents, reader: Reader, bucket: Bucket, done: Promotion, threads: int) -> None:
     basis = contents.basis
-    run(threads, [partial(_put_target, bucket, reader, target) for target in contents.targets])
+    sent: dict[str, tuple[Digest, int]] = {}
+
+    def put(target: Target) -> None:
+        if _put_target(bucket, reader, target):
+            sent[target.path] = target.blob[:2]
+
+    run(threads, [partial(put, target) for target in contents.targets])
     for path, content in basis.metadata.items():  # in order, so that a cut leaves no gap between roots
         done.metadata += bucket.put_if_absent(path, content) == "created"
-    files = {target.path: target.blob[:2] for target in contents.targets}
-    files |= {path: (sha256(content), len(content)) for path, content in basis.metadata.items()}
-    run(threads, [partial(_check_sent, bucket, path, path, file) for path, file in files.items()])
+        sent[path] = sha256(content), len(content)
+    run(threads, [partial(_check_sent, bucket, path, path, file) for path, file in sent.items()])
     for signature in basis.signatures:
         if signature.before is None or signature.before.content != signature.timestamp:
             bucket.swap(metadata_path(signature.view, TIMESTAMP), signature.timestamp, signature.before)
             done.changed = True
-    _list_releases(contents, bucket)
+    change_index(bucket, lambda current: index_of(contents, current, bucket.name))
 
 
 def send_blobs(
@@ -107,7 +112,7 @@ def send_blobs(
     progress: Progress | None = None,
 ) -> None:
     """Send every blob that the bucket lacks, whoever names it after it, and read back what is new."""
-    told = _Told(contents.size, progress)
+    told = Told(contents.size, progress)
     sent: list[Blob] = []
 
     def send(blob: Blob) -> None:
@@ -141,30 +146,23 @@ def _check_sent(bucket: Bucket, path: str, what: str, expected: tuple[Digest, in
         )
 
 
-def _put_target(bucket: Bucket, reader: Reader, target: Target) -> None:
+def _put_target(bucket: Bucket, reader: Reader, target: Target) -> bool:
     if bucket.size(target.path) == target.blob.size:
-        return
+        return False
     if target.is_blob:
-        bucket.copy_if_absent(blob_path(target.blob.digest), target.path)
-    else:
-        bucket.put_if_absent(target.path, reader.named(target.path, target.blob))
+        return bucket.copy_if_absent(blob_path(target.blob.digest), target.path) == "created"
+    return bucket.put_if_absent(target.path, reader.named(target.path, target.blob)) == "created"
 
 
-def _list_releases(contents: Contents, bucket: Bucket) -> None:
+def index_of(contents: Contents, current: bytes | None, where: str = "") -> bytes:
+    """The OCI index with the releases that were chosen, and of their libraries no others."""
     pins: dict[str, list[Pin]] = {}
     for release in contents.releases:
         pins.setdefault(release.pin.library, []).append(release.pin)
-
-    def listed(current: bytes | None) -> bytes:
-        for library in sorted(pins):
-            current = reconciled(current, library, pins[library], bucket.name)
-        assert current is not None
-        return current
-
-    change_index(bucket, listed)
+    return reconciled(current, pins, where)
 
 
-class _Told:
+class Told:
     """Counts for a progress bar, from several threads."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:

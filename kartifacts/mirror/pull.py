@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +80,3 @@ def pull(
                 raise
             log.warning("%s; a release may just have been replaced, so it is begun anew", error.message)
     raise AssertionError
-
-
-def lacking(contents: Contents, bucket: Bucket, carried: Sequence[str]) -> list[str]:
-    """What neither the mirror nor `carried` holds of `contents`."""
-    held = set(carried)
-    return [path for path in sorted(contents.paths - held) if bucket.size(path) is None]
