@@ -28,6 +28,8 @@ _COMMANDS = {
     "wheel": "producing",
     "index": "producing",
     "mirror": "mirroring",
+    "keys": "keys",
+    "timestamp": "keys",
     "fetch": "consuming",
     "status": "consuming",
     "verify": "consuming",

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from securesystemslib.signer import Key
 
-from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.errors import ConfigError
 from kartifacts.model.layout import View
+from kartifacts.trust import keytravel
 from kartifacts.trust.keyceremony import check_separate
 from kartifacts.trust.keyfiles import Made, Plan, changing, create, held, make_keys, write_listed
 from kartifacts.trust.keygrants import Grant, grants_of, root_of, targets_of
@@ -22,7 +23,6 @@ from kartifacts.trust.keyring import VIEWS, Entry, Keyring, is_per_view, label
 from kartifacts.trust.keysigner import Secret
 from kartifacts.trust.released import TOP_LEVEL, check_library
 from kartifacts.trust.signed import parse_any
-from kartifacts.trust.signing import check_signed
 
 
 class Staged(NamedTuple):
@@ -205,20 +205,12 @@ def _stage_targets(keyring: Keyring, libraries: Mapping[str, Grant], now: dateti
 def lacks(keyring: Keyring, view: View, content: bytes) -> str:
     """Which signatures a staged root or targets file still needs; empty if none."""
     signed = parse_any(content, "the staged file").signed
-    name = f"{signed.version}.{signed.type}.json"
-    missing = []
-    for delegator in _delegators(keyring, view, signed.type, signed.version, content):
-        try:
-            check_signed(delegator, signed.type, content, name)
-        except VerificationError as error:
-            missing.append(error.message)
-    return "; ".join(missing)
-
-
-def _delegators(keyring: Keyring, view: View, kind: str, version: int, content: bytes) -> list[bytes]:
-    if kind != "root":
-        return [keyring.newest_root(each) for each in VIEWS]
-    return [content] if version == 1 else [keyring.numbered_root(view, version - 1), content]
+    if signed.type == "targets":
+        delegators = [keyring.newest_root(each) for each in VIEWS]
+    else:
+        before = [keyring.numbered_root(view, signed.version - 1)] if signed.version > 1 else []
+        delegators = [*before, content]
+    return "; ".join(keytravel.lacks(content, delegators))
 
 
 def _with(keyring: Keyring, made: Made, retiring: Mapping[str, Sequence[str]]) -> Keyring:

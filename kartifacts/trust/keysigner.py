@@ -83,6 +83,15 @@ def _from_file(path: Path, key: Key, secret: Secret | None) -> Signer:
         raise ConfigError(f"{str(path)!r} does not sign for key {key.keyid[:8]}: {error}") from error
 
 
+def open_private(path: Path, secret: Secret | None = None) -> Signer:
+    """The signer of a private key in a file, which says itself what its public key is."""
+    private = _open(_read_private(path), path, secret)
+    try:
+        return CryptoSigner(private)
+    except (ValueError, UnsupportedLibraryError) as error:
+        raise ConfigError(f"{str(path)!r} is of a kind of key that does not sign here: {error}") from error
+
+
 def _open(pem: bytes, path: Path, secret: Secret | None) -> PrivateKeyTypes:
     try:
         return load_pem_private_key(pem, None)
