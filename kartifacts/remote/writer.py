@@ -27,6 +27,11 @@ from kartifacts.remote.registry import ACCEPT, Registry
 MAX_REDIRECTS = 5
 MAX_ANSWER = 1 << 20  # bytes of an answer that is not asked for its content
 _PIECE = 1 << 20
+_HINTS = {
+    405: "it is read-only, or switched that off; see docs/howto/registries.md",
+    413: "something in front of the registry limits the size of bodies (nginx: client_max_body_size)",
+    507: "the registry has no space left",
+}
 _CONNECTIONS = 16
 
 
@@ -201,7 +206,14 @@ class Writer:
             code, said = _told(b"".join(self._pieces(response, place, MAX_ANSWER)))
         message = f"{place} answered {status} to {method}" + (f": {said}" if said else "")
         pause = asked_pause(response.headers) if status in TRANSIENT else None
-        raise Refused(message, status=status, code=code, permanent=status not in TRANSIENT, retry_after=pause)
+        raise Refused(
+            message,
+            status=status,
+            code=code,
+            permanent=status not in TRANSIENT,
+            retry_after=pause,
+            hint=_HINTS.get(status),
+        )
 
     def _release(self, response: urllib3.BaseHTTPResponse) -> None:
         """Keep the connection where little is left to read, else close it."""
