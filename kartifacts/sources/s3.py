@@ -1,4 +1,4 @@
-"""A private S3 bucket as a source: boto3 signs the address of an object, and all else is as for any mirror over HTTP."""
+"""A private S3 bucket as a source: boto3 signs the address of an object; all else is as for any mirror over HTTP."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, PublishConflict
+from kartifacts.errors import ConfigError, PublishConflict, SourceError
 from kartifacts.model.digest import Digest
 from kartifacts.remote.addresses import shown
 
@@ -38,6 +38,10 @@ class Listed(NamedTuple):
 
 class Raced(PublishConflict):
     """Somebody else changed a pointer first; nothing was written."""
+
+
+class Unlisted(SourceError):
+    """This kind of bucket cannot say what lies in it."""
 
 
 class Bucket(Protocol):
@@ -95,7 +99,7 @@ class Bucket(Protocol):
         ...
 
     def list(self, prefix: str) -> list[Listed]:
-        """All objects below the directory `prefix`, sorted by path."""
+        """All objects below the directory `prefix`, sorted by path; `Unlisted` if the bucket cannot say."""
         ...
 
     def delete(self, path: str) -> None:
