@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from kartifacts.model.manifest import (
     encode,
 )
 from kartifacts.model.materials import materials_of
-from kartifacts.publish.buckets import Bucket
+from kartifacts.publish.buckets import Bucket, Unlisted
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.oci_index import claim, refuse_other_claim, refuse_unless_same
 from kartifacts.publish.repository import Repository, bundle_name
@@ -90,8 +91,9 @@ def refuse_signed(bucket: Bucket) -> None:
 def refuse_other_content(bucket: Bucket, pin: Pin) -> None:
     """Raise `PublishConflict` if a bucket where nothing is signed knows this version with another content."""
     refuse_other_claim(bucket, pin)
-    for path, _, _ in bucket.list(release_directory(pin.library, pin.version)):
-        refuse_unless_same(path.rpartition("/")[2].partition(".")[0], pin, bucket.name)
+    with suppress(Unlisted):  # the index alone decides where names cannot be listed
+        for path, _, _ in bucket.list(release_directory(pin.library, pin.version)):
+            refuse_unless_same(path.rpartition("/")[2].partition(".")[0], pin, bucket.name)
 
 
 def name_release(bucket: Bucket, pin: Pin) -> None:
