@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kartifacts.errors import ConfigError, StoreError, VerificationError, printable
-from kartifacts.files.reading import open_regular
+from kartifacts.files.reading import open_regular, read_regular
 from kartifacts.model import frames
 from kartifacts.model.digest import Digest, parse_digest, sha256
-from kartifacts.model.layout import blob_path, check_name, release_path
+from kartifacts.model.layout import blob_path, check_name, release_directory, release_path
 from kartifacts.model.manifest import (
     MAX_INDEX,
     BundleManifest,
@@ -27,6 +27,8 @@ from kartifacts.model.manifest import (
 from kartifacts.model.materials import MAX_MATERIALS, Materials, decode_materials, materials_of
 
 _RELEASE_NAME = re.compile(r"targets/([^/]+)/([^/]+)/([0-9a-f]{64})\.index\.json")
+
+MAX_PROVENANCE = 64 << 20  # bytes of the index of what is said about a release
 
 
 class Blob(NamedTuple):
@@ -129,6 +131,25 @@ class Repository:
                 f"{str(named)!r} is not the release that its name says", source=str(named), expected=pin.sha256
             )
         return release
+
+    def provenance(self, pin: Pin) -> dict[Digest, bytes]:
+        """Each index of what is said about a release, by its digest, under which it lies."""
+        found = {}
+        for place in sorted((self.path / release_directory(pin.library, pin.version)).glob("*.provenance.json")):
+            digest = parse_digest(place.name.partition(".")[0], what=str(place))
+            try:
+                data = read_regular(place, MAX_PROVENANCE)
+            except OSError as error:
+                raise _unreadable(place, error) from error
+            if sha256(data) != digest:
+                raise VerificationError(
+                    f"the provenance of {pin.library} {pin.version} is damaged: {place.name}",
+                    source=str(place),
+                    expected=digest,
+                    actual=sha256(data),
+                )
+            found[digest] = data
+        return found
 
     def bundle(self, descriptor: Descriptor) -> BundleManifest:
         what = bundle_name(descriptor)

@@ -13,6 +13,7 @@ from kartifacts.files.reading import open_regular
 from kartifacts.model.digest import parse_digest, sha256
 from kartifacts.model.frames import MAX_WINDOW
 from kartifacts.model.manifest import Block, BundleManifest, KernelEntry, Pin, Table
+from kartifacts.publish.referrers import closure
 from kartifacts.publish.repository import Blob, MissingBlob, Repository, blobs_of, bundle_name, check_materials
 
 if TYPE_CHECKING:
@@ -133,6 +134,12 @@ def _closure(
         for blob in blobs:
             yield blob, contents if blob.digest == descriptor.sha256 else None
     yield Blob(parse_digest(pin.sha256), pin.size, f"release index of {name}"), None
+    try:
+        for index in repository.provenance(pin).values():
+            for blob in closure(index, pin.library, pin.version, repository.read):
+                yield blob, None
+    except KartifactsError as error:
+        faults.append(_fault(f"provenance of {name}", error))
 
 
 def _fault(what: str, error: KartifactsError) -> Fault:
