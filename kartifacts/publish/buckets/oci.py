@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, PublishConflict, SourceError, VerificationError
-from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
+from kartifacts.model.digest import Digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, check_path
 from kartifacts.model.manifest import MAX_INDEX, MAX_PACK, MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
 from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped
+from kartifacts.publish.buckets.oci_content import named, subject_of, with_referrer
 from kartifacts.publish.buckets.sent import Sent
 from kartifacts.publish.buckets.uploads import CHUNK, Uploads, check_digest, length_of
 from kartifacts.remote.addresses import Address, redirected
@@ -43,8 +44,6 @@ from kartifacts.remote.writer import MAX_ANSWER, Refused, Reply, Writer
 log = logging.getLogger(__name__)
 
 _BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
-_REF_NAME = "org.opencontainers.image.ref.name"
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MAX_PAGES = 10_000
 
 
@@ -105,13 +104,18 @@ class OciBucket:
             file.seek(0)
             manifest = file.read() if size <= MAX_INDEX else b""
             kind = manifest_type(manifest)
+            about = subject_of(manifest) if kind == MEDIA_MANIFEST else None
             address = self._registry.blob(digest) if kind is None else self._manifest(digest)
             found = self._length(address)
             if found is not None:
                 if found != size:
                     raise self._conflict(path)
+                if about is not None:
+                    self._put_referrer(manifest, about)  # whoever sent it may not have come to list it
                 return "same"
-            if kind is None:
+            if about is not None:
+                self._put_referrer(manifest, about)
+            elif kind is None:
                 self._uploads.send(digest, file, size)
             else:
                 self._put_manifest(f"sha256:{digest}", manifest, kind)
@@ -172,8 +176,8 @@ class OciBucket:
 
     def _tag_images(self, index: bytes, before: bytes | None) -> None:
         """Give what index.json names the same name here, as a tag: a registry lists nothing else."""
-        known = set(_named(before, self.name)) if before is not None else set()
-        for tag, digest in _named(index, self.name):
+        known = set(named(before, self.name)) if before is not None else set()
+        for tag, digest in named(index, self.name):
             if (tag, digest) not in known:
                 manifest = self._ask("GET", self._manifest(digest), limit=MAX_INDEX).content
                 self._put_manifest(tag, manifest, manifest_type(manifest) or MEDIA_INDEX)
@@ -213,39 +217,24 @@ class OciBucket:
         """A registry forgets uploads that were not finished by itself."""
 
     def refer(self, manifest: bytes) -> Digest:
-        content = strict_json(manifest, what="a manifest that refers to another")
-        subject = content.get("subject") if isinstance(content, dict) else None
-        if not isinstance(subject, dict) or manifest_type(manifest) is None:
+        about = subject_of(manifest)
+        if about is None:
             raise VerificationError("a manifest without a subject refers to nothing")
-        about = parse_digest(str(subject.get("digest")), what="the subject of a manifest")
-        digest = sha256(manifest)
-        kind = str(content["mediaType"])
-        reply = self._put_manifest(f"sha256:{digest}", manifest, kind)
-        if "OCI-Subject" not in reply.headers:
-            self._list_referrer(about, content, digest, len(manifest), kind)
-        return digest
+        self._put_referrer(manifest, about)
+        return sha256(manifest)
 
-    def _list_referrer(self, about: Digest, content: dict[str, Any], digest: Digest, size: int, kind: str) -> None:
-        """Where a registry does not list referrers, they stand in an index under a tag made of the digest."""
+    def _put_referrer(self, manifest: bytes, about: Digest) -> None:
+        reply = self._put_manifest(f"sha256:{sha256(manifest)}", manifest, MEDIA_MANIFEST)
+        if "OCI-Subject" in reply.headers:
+            return
+        # A registry that lists no referrers: they stand in an index under a tag made of the digest.
         tag = f"sha256-{about}"
-        reply = self._ask("GET", self._registry.manifest(tag), hoped=(200, 404), limit=MAX_INDEX)
-        index: Any = strict_json(reply.content, what=f"the tag {tag} in {self.name}") if reply.status == 200 else {}
-        entries = index.get("manifests", []) if isinstance(index, dict) else None
-        if not isinstance(entries, list) or (reply.status == 200 and index.get("mediaType") != MEDIA_INDEX):
-            raise VerificationError(f"the tag {tag} in {self.name} is not an OCI image index; nothing was changed")
-        config = content.get("config")
-        entry = {
-            "mediaType": kind,
-            "digest": f"sha256:{digest}",
-            "size": size,
-            "artifactType": content.get("artifactType")
-            or (config.get("mediaType") if isinstance(config, dict) else ""),
-            **({"annotations": content["annotations"]} if content.get("annotations") else {}),
-        }
-        if entry not in entries:
+        listed = self._ask("GET", self._registry.manifest(tag), hoped=(200, 404), limit=MAX_INDEX)
+        before = listed.content if listed.status == 200 else None
+        after = with_referrer(before, manifest, f"the tag {tag} in {self.name}")
+        if after != before:
             self._check_alone()
-            made = {"schemaVersion": 2, "mediaType": MEDIA_INDEX, **index, "manifests": [*entries, entry]}
-            self._put_manifest(tag, canonical_json(made), MEDIA_INDEX)
+            self._put_manifest(tag, after, MEDIA_INDEX)
 
     # -- files under tags ----------------------------------------------------------------------------------------------
 
@@ -377,19 +366,6 @@ class OciBucket:
 def _blob_digest(path: str) -> Digest | None:
     found = _BLOB.fullmatch(check_path(path, what="a path in a bucket"))
     return Digest(found[1]) if found else None
-
-
-def _named(index: bytes, where: str) -> list[tuple[str, Digest]]:
-    """Tag and digest of what index.json gives a name."""
-    content = strict_json(index, what=f"{OCI_INDEX} of {where}")
-    entries = content.get("manifests") if isinstance(content, dict) else None
-    found = []
-    for entry in entries if isinstance(entries, list) else ():
-        notes = entry.get("annotations") if isinstance(entry, dict) else None
-        tag = notes.get(_REF_NAME) if isinstance(notes, dict) else None
-        if isinstance(tag, str) and _TAG.fullmatch(tag) and not tag.startswith("_"):
-            found.append((tag, parse_digest(str(entry.get("digest")), what=f"{OCI_INDEX} of {where}")))
-    return found
 
 
 def _seconds(layer: Descriptor) -> float:

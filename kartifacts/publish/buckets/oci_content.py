@@ -1,0 +1,58 @@
+"""What stands in the manifests and indexes of others: names, subjects, lists of referrers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kartifacts.errors import VerificationError
+from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
+from kartifacts.model.layout import OCI_INDEX
+from kartifacts.model.manifest import MEDIA_INDEX, MEDIA_MANIFEST
+
+_REF_NAME = "org.opencontainers.image.ref.name"
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # files of ours have tags that begin with '_'
+
+
+def named(index: bytes, where: str) -> list[tuple[str, Digest]]:
+    """Tag and digest of what index.json gives a name."""
+    content = strict_json(index, what=f"{OCI_INDEX} of {where}")
+    entries = content.get("manifests") if isinstance(content, dict) else None
+    found = []
+    for entry in entries if isinstance(entries, list) else ():
+        notes = entry.get("annotations") if isinstance(entry, dict) else None
+        tag = notes.get(_REF_NAME) if isinstance(notes, dict) else None
+        if isinstance(tag, str) and _TAG.fullmatch(tag) and not tag.startswith("_"):
+            found.append((tag, parse_digest(str(entry.get("digest")), what=f"{OCI_INDEX} of {where}")))
+    return found
+
+
+def subject_of(manifest: bytes) -> Digest | None:
+    """The digest of what a manifest refers to; None if it refers to nothing."""
+    content = strict_json(manifest, what="a manifest")
+    subject = content.get("subject") if isinstance(content, dict) else None
+    if not isinstance(subject, dict):
+        return None
+    return parse_digest(str(subject.get("digest")), what="the subject of a manifest")
+
+
+def with_referrer(index: bytes | None, manifest: bytes, where: str) -> bytes:
+    """The list of referrers `index` with `manifest` in it, as the OCI distribution specification has it.
+
+    Raises:
+        VerificationError: there is something else.
+    """
+    found: Any = {"schemaVersion": 2, "mediaType": MEDIA_INDEX} if index is None else strict_json(index, what=where)
+    entries = found.get("manifests", []) if isinstance(found, dict) and found.get("mediaType") == MEDIA_INDEX else None
+    if not isinstance(entries, list):
+        raise VerificationError(f"{where} is not an OCI image index; nothing was changed")
+    digest = f"sha256:{sha256(manifest)}"
+    if index is not None and any(isinstance(entry, dict) and entry.get("digest") == digest for entry in entries):
+        return index
+    content = strict_json(manifest, what="a manifest")
+    config = content.get("config")
+    kind = content.get("artifactType") or (config.get("mediaType") if isinstance(config, dict) else None)
+    entry = {"mediaType": MEDIA_MANIFEST, "digest": digest, "size": len(manifest), "artifactType": kind}
+    if content.get("annotations"):
+        entry["annotations"] = content["annotations"]
+    return canonical_json({**found, "manifests": [*entries, entry]})
