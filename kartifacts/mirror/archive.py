@@ -26,6 +26,7 @@ from kartifacts.sources import Pieces, Source
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.directory import DirectorySource
 
+MAX_PROVENANCE = 64 << 20  # bytes
 MAX_METADATA = 16 << 20  # bytes of a metadata file; clients read less, as their settings say
 MAX_MEMBERS = 4_000_000
 
@@ -37,7 +38,8 @@ _KINDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern), limit)
     for pattern, limit in (
         (r"blobs/sha256/[0-9a-f]{64}", MAX_PACK),
-        (rf"targets/{_NAME}/{_NAME}/[0-9a-f]{{64}}\.(?:index|provenance)\.json", MAX_INDEX),
+        (rf"targets/{_NAME}/{_NAME}/[0-9a-f]{{64}}\.index\.json", MAX_INDEX),
+        (rf"targets/{_NAME}/{_NAME}/[0-9a-f]{{64}}\.provenance\.json", MAX_PROVENANCE),
         (rf"(?:metadata|airgap)/{_VERSION}\.root\.json", MAX_ROOT),
         (rf"(?:metadata|airgap)/{_VERSION}\.{_NAME}\.json", MAX_METADATA),
         (r"(?:metadata|airgap)/timestamp\.json", MAX_METADATA),

@@ -29,6 +29,7 @@ from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT, T
 from kartifacts.model.manifest import MAX_INDEX
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
+from kartifacts.publish.leases import publishing
 from kartifacts.publish.repository import Blob
 from kartifacts.sources import Source
 
@@ -124,8 +125,8 @@ def export(
     return Exported(contents, len(members), sum(size for size, _ in members.values()))
 
 
-Member = tuple[int, "bytes | Blob | tuple[str, Blob]"]
-"""Its size, and its content, or what it is read as: a blob, or a file by name."""
+Member = tuple[int, "bytes | Blob"]
+"""Its size, and its content or the blob that it is."""
 
 
 def _members(contents: Contents, chosen: Filter, since: Mapping[str, int]) -> dict[str, Member]:
@@ -134,8 +135,7 @@ def _members(contents: Contents, chosen: Filter, since: Mapping[str, int]) -> di
     for blob in contents.blobs:
         found[blob_path(blob.digest)] = blob.size, contents.read.get(blob.digest, blob)
     for target in contents.targets:
-        content = contents.read.get(target.blob.digest, (target.path, target.blob))
-        found[target.path] = target.blob.size, content
+        found[target.path] = target.blob.size, contents.read[target.blob.digest]
     found |= {path: (len(content), content) for path, content in contents.basis.metadata.items()}
     found = {path: member for path, member in found.items() if since.get(path) != member[0]}
     pointers = {metadata_path(each.view, TIMESTAMP): each.timestamp for each in contents.basis.signatures}
@@ -149,11 +149,9 @@ def _opened(member: Member, reader: Reader) -> Iterator[bytes | Path]:
     _, content = member
     if isinstance(content, bytes):
         yield content
-    elif isinstance(content, Blob):
+    else:
         with reader.content(content) as found:
             yield found
-    else:
-        yield reader.named(*content)
 
 
 def _write_tar(target: Path, members: Mapping[str, Member], reader: Reader, told: Told) -> None:
@@ -274,7 +272,8 @@ def _mend(
     rest = sorted(name for name in archive.members if name.startswith("blobs/") and name not in lacking)
     run(threads, [partial(_check_blob, archive, carried, name) for name in rest])
     done = Promotion()
-    send_blobs(contents, carried, bucket, done, threads=threads, progress=progress)
+    with publishing(bucket):
+        send_blobs(contents, carried, bucket, done, threads=threads, progress=progress)
     return contents, done
 
 
@@ -293,13 +292,11 @@ def _check_contents(archive: Archive, carried: Reader, contents: Contents, bucke
     """Everything in it, but for the blobs that are going to be sent and will be looked at then."""
     expected = dict(contents.basis.metadata)
     expected |= {metadata_path(each.view, TIMESTAMP): each.timestamp for each in contents.basis.signatures}
+    expected |= {target.path: contents.read[target.blob.digest] for target in contents.targets}
     expected |= {OCI_LAYOUT: OCI_LAYOUT_CONTENT, OCI_INDEX: index_of(contents, None)}
     for name, content in expected.items():
         if name in archive.members and _file(carried, name, len(content)) != content:
             raise VerificationError(f"{name} in {archive.where} is not what it was exported as", source=archive.where)
-    for target in contents.targets:
-        if target.path in archive.members:
-            carried.named(target.path, target.blob)
     rest = [blob_path(blob.digest) for blob in contents.blobs if bucket.size(blob_path(blob.digest)) == blob.size]
     run(threads, [partial(_check_blob, archive, carried, name) for name in rest if name in archive.members])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from kartifacts.mirror.trusting import Basis
 from kartifacts.model.digest import Digest, parse_digest
 from kartifacts.model.layout import blob_path, release_path, target_path
 from kartifacts.model.manifest import Descriptor, decode_bundle, decode_release
+from kartifacts.publish.referrers import KINDS, referrers
 from kartifacts.publish.repository import Blob, blobs_of, bundle_name
 from kartifacts.trust.released import Released
 
@@ -24,8 +25,7 @@ class Target(NamedTuple):
     """A file that signed metadata names."""
 
     path: str
-    blob: Blob
-    is_blob: bool  # it lies among the blobs too
+    blob: Blob  # it lies among the blobs too
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Contents:
 
     basis: Basis
     releases: tuple[Released, ...]
-    ranks: tuple[tuple[Blob, ...], ...]  # packs and tables, bundle manifests, release indexes
+    ranks: tuple[tuple[Blob, ...], ...]  # packs and tables, manifests, what is said of them, indexes
     targets: tuple[Target, ...]
     read: Mapping[Digest, bytes] = field(repr=False)  # manifests and indexes, which had to be read to know the rest
 
@@ -79,15 +79,19 @@ def survey(
     held = [bundle for release in releases for bundle in walk.bundles.get(release.pin.sha256, ())]
     if not walk.faults:
         chosen.check_archs(held)
-    bundles = list({bundle.digest: bundle for bundle in held if chosen.runs(bundle)}.values())
-    run(threads, [partial(walk.bundle, bundle) for bundle in bundles])
+    bundles = {bundle.digest: bundle for bundle in held if chosen.runs(bundle)}
+    run(threads, [partial(walk.bundle, bundle) for bundle in bundles.values()])
+    run(threads, [partial(walk.provenance, release, bundles) for release in releases])
+    said = [blob for release in releases for blob in walk.said.get(release.pin.sha256, ())]
     contents = Contents(
         basis=basis,
         releases=tuple(releases),
         ranks=(
-            _once(blob for bundle in bundles for blob in walk.parts.get(bundle.digest, ())),
-            _once(_manifest(bundle) for bundle in bundles),
-            _once(map(_index, releases)),
+            _once(blob for bundle in bundles for blob in walk.parts.get(bundle, ())),
+            _once(map(_manifest, bundles.values())),
+            _once(blob for blob in said if blob.digest not in walk.read),
+            _once(blob for blob in said if blob.digest in walk.read),
+            _once([*map(_index, releases), *(target.blob for release in releases for target in _targets(release))]),
         ),
         targets=tuple(target for release in releases for target in _targets(release)),
         read=walk.read,
@@ -117,6 +121,7 @@ class _Walk:
         self.read: dict[Digest, bytes] = {}
         self.bundles: dict[str, list[Descriptor]] = {}  # by the digest of the release
         self.parts: dict[str, list[Blob]] = {}  # by the digest of the bundle
+        self.said: dict[str, list[Blob]] = {}  # by the digest of the release
         self.faults: list[tuple[str, KartifactsError]] = []
 
     def release(self, release: Released) -> None:
@@ -136,6 +141,26 @@ class _Walk:
             content = self._reader.small(blob)
             *self.parts[descriptor.digest], _ = blobs_of(descriptor, decode_bundle(content, what=blob.what))
             self.read[blob.digest] = content
+
+    def provenance(self, release: Released, bundles: Container[str]) -> None:
+        """What is said about those of the bundles that are mirrored."""
+        if release.provenance is None:
+            return
+        pin = release.pin
+        index = Blob(*release.provenance, f"provenance of {pin.library} {pin.version}")
+        with self._noting(index.what):
+            content = self.read[index.digest] = self._reader.small(index)
+            found: list[Blob] = []
+            for descriptor, referrer in referrers(content, pin.library, pin.version, self._referrer):
+                if referrer.subject.digest in bundles:
+                    about = f"{KINDS[referrer.artifact_type]} of {pin.library} {pin.version}"
+                    parts = (referrer.config, "empty config"), (referrer.document, "document"), (descriptor, "manifest")
+                    found += [Blob(part.sha256, part.size, f"{name} of the {about}") for part, name in parts]
+            self.said[pin.sha256] = found
+
+    def _referrer(self, digest: Digest, size: int, what: str) -> bytes:
+        content = self.read[digest] = self._reader.small(Blob(digest, size, what))
+        return content
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
@@ -160,8 +185,8 @@ def _index(release: Released) -> Blob:
 
 def _targets(release: Released) -> list[Target]:
     pin, index = release.pin, _index(release)
-    found = [Target(release_path(pin.library, pin.version, index.digest), index, True)]
+    found = [Target(release_path(pin.library, pin.version, index.digest), index)]
     if release.provenance is not None:
         path = target_path(pin.library, pin.version, release.provenance[0], "provenance")
-        found.append(Target(path, Blob(*release.provenance, f"provenance of {pin.library} {pin.version}"), False))
+        found.append(Target(path, Blob(*release.provenance, f"provenance of {pin.library} {pin.version}")))
     return found

@@ -26,6 +26,7 @@ from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import TIMESTAMP, blob_path, metadata_path
 from kartifacts.model.manifest import Pin
 from kartifacts.publish.buckets import Bucket, update
+from kartifacts.publish.leases import Lease, publishing
 from kartifacts.publish.oci_index import change_index, reconciled, refuse_other_claim
 from kartifacts.publish.release import name_release
 from kartifacts.publish.repository import Blob
@@ -72,22 +73,31 @@ def promote(
         for release in contents.releases:
             refuse_other_claim(bucket, release.pin)
     done = Promotion()
-    send_blobs(contents, reader, bucket, done, threads=threads, progress=progress)
-    update(bucket, MIRROR, lambda _: encode_filter(chosen))
-    if contents.basis.signatures:
-        _publish_signed(contents, reader, bucket, done, threads)
-    else:
-        for release in contents.releases:
-            name_release(bucket, release.pin)
+    with publishing(bucket) as lease:
+        send_blobs(contents, reader, bucket, done, threads=threads, progress=progress)
+        if contents.basis.signatures:
+            _publish_signed(contents, chosen, bucket, done, lease, threads)
+        else:
+            update(bucket, MIRROR, lambda _: encode_filter(chosen))
+            for release in contents.releases:
+                name_release(bucket, release.pin)
     return done
 
 
-def _publish_signed(contents: Contents, reader: Reader, bucket: Bucket, done: Promotion, threads: int) -> None:
+def _publish_signed(
+    contents: Contents,
+    chosen: Filter,
+    bucket: Bucket,
+    done: Promotion,
+    lease: Lease,
+    threads: int,
+) -> None:
     basis = contents.basis
     sent: dict[str, tuple[Digest, int]] = {}
 
     def put(target: Target) -> None:
-        if _put_target(bucket, reader, target):
+        path = blob_path(target.blob.digest)
+        if bucket.size(target.path) != target.blob.size and bucket.copy_if_absent(path, target.path) == "created":
             sent[target.path] = target.blob[:2]
 
     run(threads, [partial(put, target) for target in contents.targets])
@@ -95,6 +105,8 @@ def _publish_signed(contents: Contents, reader: Reader, bucket: Bucket, done: Pr
         done.metadata += bucket.put_if_absent(path, content) == "created"
         sent[path] = sha256(content), len(content)
     run(threads, [partial(_check_sent, bucket, path, path, file) for path, file in sent.items()])
+    lease.check()
+    update(bucket, MIRROR, lambda _: encode_filter(chosen))  # before the state that it speaks of, which is whole by now
     for signature in basis.signatures:
         if signature.before is None or signature.before.content != signature.timestamp:
             bucket.swap(metadata_path(signature.view, TIMESTAMP), signature.timestamp, signature.before)
@@ -144,14 +156,6 @@ def _check_sent(bucket: Bucket, path: str, what: str, expected: tuple[Digest, in
             actual=f"sha256 {found[0]}, {found[1]} bytes",
             hint=f"remove {path} there, find out what damages uploads, and run it again",
         )
-
-
-def _put_target(bucket: Bucket, reader: Reader, target: Target) -> bool:
-    if bucket.size(target.path) == target.blob.size:
-        return False
-    if target.is_blob:
-        return bucket.copy_if_absent(blob_path(target.blob.digest), target.path) == "created"
-    return bucket.put_if_absent(target.path, reader.named(target.path, target.blob)) == "created"
 
 
 def index_of(contents: Contents, current: bytes | None, where: str = "") -> bytes:

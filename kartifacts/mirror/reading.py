@@ -70,16 +70,6 @@ class Reader:
         """A file as it is now, from the first source that has it; `SourceError` (`missing`) if none has."""
         return self._from_first(lambda source: source.document(path, limit), path)
 
-    def named(self, path: str, blob: Blob) -> bytes:
-        """A small file whose content is known by its digest."""
-
-        def attempt(source: Source) -> bytes:
-            content = source.document(path, blob.size)
-            _check(blob, sha256(content), len(content), f"{source.name} {path}")
-            return content
-
-        return self._from_first(attempt, blob.what)
-
     def small(self, blob: Blob) -> bytes:
         """A blob in memory."""
 
