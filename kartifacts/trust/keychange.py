@@ -19,7 +19,7 @@ from kartifacts.trust import keytravel
 from kartifacts.trust.keyceremony import check_separate
 from kartifacts.trust.keyfiles import Made, Plan, changing, create, held, make_keys, write_listed
 from kartifacts.trust.keygrants import Grant, grants_of, root_of, targets_of
-from kartifacts.trust.keyring import VIEWS, Entry, Keyring, is_per_view, label
+from kartifacts.trust.keyring import VIEWS, Entry, Exchange, Keyring, is_per_view, label
 from kartifacts.trust.keysigner import Secret
 from kartifacts.trust.released import TOP_LEVEL, check_library
 from kartifacts.trust.signed import parse_any
@@ -91,7 +91,7 @@ def rotate(
     with changing(path, secret) as keyring:
         for view in _views(role, views):
             name = label(role, view)
-            if keyring.listed.retiring.get(name):
+            if keyring.exchange(role, view) is not None:
                 raise ConfigError(
                     f"the keys of {name!r} are being exchanged already",
                     hint=f"kartifacts keys rotate {path} {role} --finish",
@@ -105,7 +105,8 @@ def rotate(
             kept = [key for key in grant.keys if key not in old]
             if len(kept) + len(made.grant.keys) < grant.threshold:
                 raise ConfigError(f"role {name!r} needs {grant.threshold} keys; {len(made.grant.keys)} new ones came")
-            keyring = _with(keyring, made, {} if role == "root" else {name: [key.keyid for key in old]})
+            exchange = Exchange([key.keyid for key in old], list(made.entries))
+            keyring = _with(keyring, made, {} if role == "root" else {name: exchange})
             keys = (*(kept if role == "root" else grant.keys), *made.grant.keys)
             staged += _stage_grant(keyring, role, view, Grant(keys, grant.threshold), now)
             if role == "targets":  # signed by the new keys too, so that the old ones can be taken away
@@ -119,20 +120,19 @@ def finish(
     """Stage the second step of an exchange of keys: the old ones are good no more."""
     staged = []
     with changing(path, secret) as keyring:
-        under_way = [view for view in _views(role, views) if keyring.listed.retiring.get(label(role, view))]
-        if not under_way:
+        exchanges = {view: keyring.exchange(role, view) for view in _views(role, views)}
+        if not any(exchanges.values()):
             raise ConfigError(
                 f"no exchange of the keys of {role!r} is under way", hint=f"kartifacts keys rotate {path} {role}"
             )
-        for view in under_way:
-            name = label(role, view)
-            gone = keyring.listed.retiring[name]
-            grant = keyring.grant(role, view)
-            left = tuple(key for key in grant.keys if key.keyid not in gone)
-            if left != grant.keys:  # or it was staged, and we were killed after that
-                staged += _stage_grant(keyring, role, view, Grant(left, grant.threshold), now)
-            retiring = {other: ids for other, ids in keyring.listed.retiring.items() if other != name}
-            keyring = _relisted(keyring, {}, retiring)
+        for view, exchange in exchanges.items():
+            if exchange is not None:
+                grant = keyring.grant(role, view)
+                left = tuple(key for key in grant.keys if key.keyid not in exchange.old)
+                if left != grant.keys:  # or it was staged, and we were killed after that
+                    staged += _stage_grant(keyring, role, view, Grant(left, grant.threshold), now)
+                others = {name: each for name, each in keyring.listed.exchanges.items() if name != label(role, view)}
+                keyring = _relisted(keyring, {}, others)
     return staged
 
 
@@ -213,9 +213,9 @@ def lacks(keyring: Keyring, view: View, content: bytes) -> str:
     return "; ".join(keytravel.lacks(content, delegators))
 
 
-def _with(keyring: Keyring, made: Made, retiring: Mapping[str, Sequence[str]]) -> Keyring:
-    return _relisted(keyring, made.entries, {**keyring.listed.retiring, **retiring})
+def _with(keyring: Keyring, made: Made, exchanges: Mapping[str, Exchange]) -> Keyring:
+    return _relisted(keyring, made.entries, {**keyring.listed.exchanges, **exchanges})
 
 
-def _relisted(keyring: Keyring, keys: Mapping[str, Entry], retiring: Mapping[str, Sequence[str]]) -> Keyring:
-    return keyring.with_listed(write_listed(keyring.path, {**keyring.listed.keys, **keys}, retiring))
+def _relisted(keyring: Keyring, keys: Mapping[str, Entry], exchanges: Mapping[str, Exchange]) -> Keyring:
+    return keyring.with_listed(write_listed(keyring.path, {**keyring.listed.keys, **keys}, exchanges))

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from kartifacts.errors import ConfigError, StoreError
 from kartifacts.files.locking import hold
 from kartifacts.files.reading import read_regular
 from kartifacts.trust.keygrants import Grant
-from kartifacts.trust.keyring import KEYS, Entry, Keyring, Listed
+from kartifacts.trust.keyring import KEYS, Entry, Exchange, Keyring, Listed
 from kartifacts.trust.keysigner import Secret, check_uri, new_private_key
 
 _LOCK = ".lock"
@@ -89,9 +89,9 @@ def make_keys(directory: Path, label: str, plan: Plan, passphrase: str | None) -
     return Made(entries, Grant(tuple(keys), plan.threshold))
 
 
-def write_listed(directory: Path, keys: Mapping[str, Entry], retiring: Mapping[str, Sequence[str]]) -> Listed:
+def write_listed(directory: Path, keys: Mapping[str, Entry], exchanges: Mapping[str, Exchange]) -> Listed:
     """Replace keys.json."""
-    listed = Listed(1, dict(keys), {role: sorted(ids) for role, ids in retiring.items() if ids})
+    listed = Listed(1, dict(keys), dict(exchanges))
     content = json.dumps(msgspec.to_builtins(listed), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
     with faults("write", directory / KEYS):
         os.replace(_written(directory / KEYS, content, 0o644), directory / KEYS)

@@ -41,12 +41,19 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     uri: str = ""
 
 
+class Exchange(msgspec.Struct, forbid_unknown_fields=True):
+    """Keys of a role that are good together until the old ones are taken away."""
+
+    old: list[str]
+    new: list[str]
+
+
 class Listed(msgspec.Struct, forbid_unknown_fields=True):
     """The content of keys.json."""
 
     version: int
     keys: dict[str, Entry]
-    retiring: dict[str, list[str]] = {}  # role, with its view → keys that the end of a rotation takes away
+    exchanges: dict[str, Exchange] = {}  # by role, with its view
 
 
 def label(role: str, view: View) -> str:
@@ -144,6 +151,12 @@ class Keyring:
                 hint=f"kartifacts keys add-library {self.path} {role}",
             )
         return found
+
+    def exchange(self, role: str, view: View = "online") -> Exchange | None:
+        """The exchange of a role's keys that is under way; one that was killed before it was staged is none."""
+        found = self.listed.exchanges.get(label(role, view))
+        keys = {key.keyid for key in self.grant(role, view).keys}
+        return found if found is not None and keys & set(found.new) else None
 
     def libraries(self) -> dict[str, Grant]:
         return grants_of(self.targets())

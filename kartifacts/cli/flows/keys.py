@@ -233,7 +233,7 @@ def show(path: Path) -> Report:
     for role in (*TOP_LEVEL, *keyring.libraries()):
         for view in _VIEWS if is_per_view(role) else _VIEWS[:1]:
             grant, name = keyring.grant(role, view), label(role, view)
-            retiring = keyring.listed.retiring.get(name, [])
+            exchange = keyring.exchange(role, view)
             roles[name] = {
                 "threshold": grant.threshold,
                 "keys": [
@@ -241,7 +241,7 @@ def show(path: Path) -> Report:
                         "id": key.keyid,
                         "uri": entry.uri if (entry := keyring.listed.keys.get(key.keyid)) else "",
                         "here": keyring.holds(key.keyid),
-                        "retiring": key.keyid in retiring,
+                        "retiring": exchange is not None and key.keyid in exchange.old,
                     }
                     for key in grant.keys
                 ],
