@@ -28,10 +28,14 @@ from kartifacts.publish.repository import Blob, Repository
 from kartifacts.publish.verify import Progress, verify_repository
 
 if TYPE_CHECKING:
+    from kartifacts.publish.provenance import Attested
     from kartifacts.publish.verify import Report
     from kartifacts.trust.keyring import Keyring
 
 log = logging.getLogger(__name__)
+
+Content = tuple[Blob, "bytes | Path"]
+"""A blob to send, and what it holds or where that lies."""
 
 
 class Published(NamedTuple):
@@ -52,6 +56,7 @@ def publish(
     keyring: Keyring | None = None,
     channels: Sequence[str] = (),
     extra_targets: Mapping[str, bytes] | None = None,
+    builder_id: str | None = None,
     max_blob: int = MAX_PACK,
     progress: Progress | None = None,
 ) -> Published:
@@ -64,6 +69,7 @@ def publish(
         keyring: signs for the releases; without it they can be had only by who pins them.
         channels: lead to these releases from now on, and to no other of their libraries.
         extra_targets: what is signed for besides, by target name (``demo/1.0/provenance.json``).
+        builder_id: who built the bundles, to be signed for with what they were made of; nothing is said if None.
         max_blob: largest object that the bucket's servers take.
 
     Raises:
@@ -85,9 +91,12 @@ def publish(
     bucket.preflight()
     bucket.tidy()
     if keyring is None:
-        seen = _publish_unsigned(repository, report, bucket, channels or extra_targets, progress)
+        seen = _publish_unsigned(repository, report, bucket, channels or extra_targets or builder_id, progress)
     else:
-        seen = _publish_signed(repository, report, bucket, keyring, channels, extra_targets or {}, progress)
+        said = {} if builder_id is None else _attested(repository, report.pins, keyring, builder_id)
+        extras = {**{name: attested.index for name, attested in said.items()}, **(extra_targets or {})}
+        blobs = _said(said)
+        seen = _publish_signed(repository, report, bucket, keyring, channels, extras, blobs, progress)
     for pin in report.pins:
         log.info("published %s %s as sha256:%s in %s", pin.library, pin.version, pin.sha256, bucket.name)
     if lock is not None:
@@ -103,7 +112,7 @@ def _publish_unsigned(
     refuse_signed(bucket)
     for pin in report.pins:
         refuse_other_content(bucket, pin)
-    _send(repository, report.blobs, bucket, progress)
+    _send(_contents(repository, report.blobs), bucket, progress)
     for pin in report.pins:
         name_release(bucket, pin)
     return {}
@@ -116,6 +125,7 @@ def _publish_signed(
     keyring: Keyring,
     channels: Sequence[str],
     extra_targets: Mapping[str, bytes],
+    said: Sequence[Content],
     progress: Progress | None,
 ) -> Mapping[View, Synced]:
     from kartifacts.publish import editing
@@ -125,8 +135,9 @@ def _publish_signed(
     changes = editing.releasing(report.pins, channels, {pin: _of(content) for pin, (_, content) in extras.items()})
     check_change(bucket, keyring, changes)
     with publishing(bucket) as lease:
-        _send(repository, report.blobs, bucket, progress)
-        needs = {blob_path(blob.digest): blob.size for blob in report.blobs}
+        contents = [*_contents(repository, report.blobs), *said]
+        _send(contents, bucket, progress)
+        needs = {blob_path(blob.digest): blob.size for blob, _ in contents}
         for pin in report.pins:
             digest = parse_digest(pin.sha256)
             path = target_path(pin.library, pin.version, digest)
@@ -138,6 +149,28 @@ def _publish_signed(
                 _check_sent(bucket, path, *_of(content), f"provenance of {name}")
             needs[path] = len(content)
         return commit(bucket, keyring, changes, needs=needs, ready=lease.check)
+
+
+def _attested(repository: Repository, pins: Sequence[Pin], keyring: Keyring, builder_id: str) -> dict[str, Attested]:
+    """What is signed about each release, by target name, before anything is sent."""
+    from kartifacts.publish.provenance import attest, attestable
+
+    found = {}
+    for pin in pins:
+        if attestable(repository, pin):
+            name = target_name(pin.library, pin.version, "provenance")
+            found[name] = attest(repository, pin, keyring.signers(pin.library), builder_id=builder_id)
+        else:
+            log.warning(
+                "%s %s does not say what it was made of: nothing is signed about that", pin.library, pin.version
+            )
+    return found
+
+
+def _said(attested: Mapping[str, Attested]) -> list[Content]:
+    """The blobs of what is signed, whatever names another after it."""
+    blobs = {digest: (name, content) for name, each in attested.items() for digest, content in each.blobs}
+    return [(Blob(digest, len(content), f"part of {name}"), content) for digest, (name, content) in blobs.items()]
 
 
 def _extras(targets: Mapping[str, bytes], pins: Sequence[Pin]) -> dict[tuple[str, str], tuple[str, bytes]]:
@@ -167,19 +200,23 @@ def _check_sizes(blobs: Sequence[Blob], limit: int) -> None:
         )
 
 
-def _send(repository: Repository, blobs: Sequence[Blob], bucket: Bucket, progress: Progress | None) -> None:
+def _contents(repository: Repository, blobs: Sequence[Blob]) -> list[Content]:
+    return [(blob, repository.blob(blob.digest)) for blob in blobs]
+
+
+def _send(contents: Sequence[Content], bucket: Bucket, progress: Progress | None) -> None:
     """Send every blob, in order, and read back what is new there."""
-    done, total = 0, sum(blob.size for blob in blobs)
+    done, total = 0, sum(blob.size for blob, _ in contents)
     sent = []
-    for blob in blobs:
-        if bucket.put_if_absent(blob_path(blob.digest), repository.blob(blob.digest)) == "created":
+    for blob, content in contents:
+        if bucket.put_if_absent(blob_path(blob.digest), content) == "created":
             sent.append(blob)
         done += blob.size
         if progress is not None:
             progress(done, total)
     for blob in sent:
         _check_sent(bucket, blob_path(blob.digest), blob.digest, blob.size, blob.what)
-    log.info("%d of %d blobs were not there yet", len(sent), len(blobs))
+    log.info("%d of %d blobs were not there yet", len(sent), len(contents))
 
 
 def _check_sent(bucket: Bucket, path: str, digest: Digest, size: int, what: str) -> None:
