@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
+from securesystemslib.signer import Signer
 from tuf.api.metadata import MetaFile, Snapshot
 
 from kartifacts.errors import ConfigError, PublishConflict, VerificationError
@@ -25,7 +26,7 @@ from kartifacts.model.manifest import Synced
 from kartifacts.publish.buckets import Bucket, Raced
 from kartifacts.publish.oci_index import change_index, reconciled
 from kartifacts.publish.public import Public, read_as_reader, read_public
-from kartifacts.trust.keygrants import grants_of, signed_by
+from kartifacts.trust.keygrants import Grant, grants_of, signed_by
 from kartifacts.trust.released import Released
 from kartifacts.trust.signed import lifetime, parse, parse_any
 from kartifacts.trust.signing import check_overlap, check_signed, role_with, snapshot_of, timestamp_of
@@ -107,10 +108,8 @@ def check_change(
     targets = writer.targets(public)
     for library, change in changes.items():
         _check_delegated(library, targets.content)
-        keyring.signers(library)
+        _signers(keyring, library, grants_of(targets.content)[library])
         change(public.releases(library))
-    for view in writer.views:
-        keyring.signers("snapshot", view=view)
 
 
 class _File(NamedTuple):
@@ -185,7 +184,11 @@ class _Writer:
         """The targets that are to be public: the newest of the keyring, once all views let its signers sign."""
         current = public.file("targets")
         staged = [file for file in self._staged("online", "targets") if file[0] > public.version("targets")]
-        roots = {view: self._newest_root(view) for view in self.views if staged}
+        roots = {
+            view: self._newest_root(public if view == public.view else self.public(view))
+            for view in self.views
+            if staged
+        }
         for version, content in reversed(staged):
             try:
                 for view, root in roots.items():
@@ -200,10 +203,10 @@ class _Writer:
             raise ConfigError("the keyring holds no targets to begin with", hint="kartifacts keys init makes them")
         return _File(public.version("targets"), current)
 
-    def _newest_root(self, view: View) -> bytes:
+    def _newest_root(self, public: Public) -> bytes:
         """The newest that is public; before the first timestamp, of those that were just put there."""
-        root = self.public(view).file("root")
-        return root if root is not None else self._staged(view, "root")[-1][1]
+        root = public.file("root")
+        return root if root is not None else self._staged(public.view, "root")[-1][1]
 
     def _staged(self, view: View, role: str) -> list[tuple[int, bytes]]:
         staged = self.keyring.staged(view)
@@ -248,9 +251,9 @@ class _Writer:
     def _next_role(self, library: str, public: Public, targets: bytes, edit: Edit) -> _File | None:
         """The role with an edit made, put where readers will look for it; None if it stays as it is."""
         current = public.file(library)
-        if edit == Edit() and (current is None or _is_signed(targets, library, current)):
+        if not any(edit) and (current is None or _is_signed(targets, library, current)):
             return None
-        signers = self.keyring.signers(library)
+        signers = _signers(self.keyring, library, grants_of(targets)[library])
 
         def make(version: int) -> bytes:
             content = role_with(
@@ -291,7 +294,7 @@ class _Writer:
         if not roles and not anew:
             return
         if roles or current is None or self._is_due(view, current):
-            signers = self.keyring.signers("snapshot", view=view)
+            signers = self._top_signers("snapshot", public)
 
             def make(version: int) -> bytes:
                 return snapshot_of(current, roles, version=version, signers=signers, view=view, now=self.now)
@@ -301,7 +304,7 @@ class _Writer:
             public.file("timestamp"),
             current,
             version=public.version("timestamp") + 1,
-            signers=self.keyring.signers("timestamp", view=view),
+            signers=self._top_signers("timestamp", public),
             view=view,
             now=self.now,
         )
@@ -315,8 +318,15 @@ class _Writer:
     def _is_due(self, view: View, snapshot: bytes) -> bool:
         """Whether a snapshot is past half of its life, or a key of today has not signed it."""
         left = parse_any(snapshot, "the snapshot").signed.expires - self.now
-        keys = {signer.public_key.keyid for signer in self.keyring.signers("snapshot", view=view)}
+        keys = {signer.public_key.keyid for signer in self.keyring.available("snapshot", view=view)}
         return left < lifetime("snapshot", view) / 2 or not keys <= signed_by(snapshot)
+
+    def _top_signers(self, role: str, public: Public) -> list[Signer]:
+        """All that the public root knows, and those that the newest root of the keyring does, which is to come."""
+        signers = _signers(self.keyring, role, grants_of(self._newest_root(public))[role])
+        known = {signer.public_key.keyid for signer in signers}
+        coming = self.keyring.available(role, view=public.view)
+        return [*signers, *(signer for signer in coming if signer.public_key.keyid not in known)]
 
     # -- files
 
@@ -370,6 +380,18 @@ def _check_delegated(library: str, targets: bytes) -> None:
             f"nobody may release a library {library!r} here; there are: {', '.join(sorted(known)) or 'none'}",
             hint="kartifacts keys add-library gives it a key",
         )
+
+
+def _signers(keyring: Keyring, role: str, grant: Grant) -> list[Signer]:
+    """Signers of the keys of a role that are in the keyring."""
+    held = [keyring.signer(key) for key in grant.keys if keyring.holds(key.keyid)]
+    if len(held) < grant.threshold:
+        raise ConfigError(
+            f"the keyring {str(keyring.path)!r} cannot sign for {role!r}: "
+            f"{len(held)} of {grant.threshold} private keys are here",
+            hint=f"keys that are public for it: {', '.join(key.keyid[:8] for key in grant.keys)}",
+        )
+    return held
 
 
 def _is_signed(delegator: bytes, role: str, content: bytes) -> bool:

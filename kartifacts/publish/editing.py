@@ -74,11 +74,10 @@ def promoting(library: str, version: str, channel: str, *, also: bool = False) -
 
 
 def retiring(library: str, version: str) -> dict[str, Change]:
-    """List a release no more."""
+    """List a release no more; nothing changes if it is not listed, so that who was cut off can do it again."""
 
     def change(current: Sequence[Released]) -> Edit:
-        _release(current, library, version)
-        return Edit(remove=(version,))
+        return Edit(remove=[release.pin.version for release in current if release.pin.version == version])
 
     return {library: change}
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from kartifacts.errors import ConfigError, KartifactsError, PublishConflict, SourceError, VerificationError
-from kartifacts.model.digest import sha256
 from kartifacts.model.manifest import decode_lock
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
@@ -23,27 +22,7 @@ from kartifacts.publish.verify import verify_repository
 
 Snapshot = Callable[[Path], dict[str, bytes]]
 Make = Callable[..., Any]
-
-
-def listed(root: Path) -> dict[str, str]:
-    """What a tool that knows only OCI sees: tag → digest; each is followed to its last blob."""
-    if not (root / "index.json").exists():
-        return {}
-    assert json.loads((root / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
-    index = json.loads((root / "index.json").read_bytes())
-    for entry in index["manifests"]:
-        follow(root, entry)
-    return {entry["annotations"]["org.opencontainers.image.ref.name"]: entry["digest"] for entry in index["manifests"]}
-
-
-def follow(root: Path, descriptor: dict[str, Any]) -> None:
-    content = (root / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:")).read_bytes()
-    assert f"sha256:{sha256(content)}" == descriptor["digest"]
-    assert len(content) == descriptor["size"]
-    if descriptor["mediaType"].startswith("application/vnd.oci.image"):
-        read = json.loads(content)
-        for below in (*read.get("manifests", []), *read.get("layers", []), *filter(None, [read.get("config")])):
-            follow(root, below)
+OciReader = Callable[[Path], dict[str, str]]
 
 
 def readable(root: Path) -> set[str]:
@@ -57,13 +36,15 @@ def readable(root: Path) -> set[str]:
 # -- what arrives ------------------------------------------------------------------------------------------------------
 
 
-def test_a_published_release_is_complete_and_pinned(make_repository: Make, tmp_path: Path) -> None:
+def test_a_published_release_is_complete_and_pinned(
+    oci_reader: OciReader, make_repository: Make, tmp_path: Path
+) -> None:
     source = make_repository(tmp_path / "source")
     pins = publish(source, DirectoryBucket(tmp_path / "bucket"), lock=tmp_path / "kartifacts.lock").pins
     assert readable(tmp_path / "bucket") == {"1.0"}
     assert pins == Repository(tmp_path / "bucket").pins()
     assert decode_lock((tmp_path / "kartifacts.lock").read_bytes()).releases == pins
-    assert listed(tmp_path / "bucket") == {"demo-1.0": f"sha256:{pins[0].sha256}"}
+    assert oci_reader(tmp_path / "bucket") == {"demo-1.0": f"sha256:{pins[0].sha256}"}
 
 
 def test_the_second_run_sends_nothing(
@@ -86,15 +67,15 @@ def test_nothing_but_what_the_release_needs_is_sent(make_repository: Make, snaps
     assert f"blobs/sha256/{'0' * 64}" not in snapshot(tmp_path / "bucket")
 
 
-def test_several_releases_stand_side_by_side(make_repository: Make, tmp_path: Path) -> None:
+def test_several_releases_stand_side_by_side(oci_reader: OciReader, make_repository: Make, tmp_path: Path) -> None:
     bucket = DirectoryBucket(tmp_path / "bucket")
     publish(make_repository(tmp_path / "a", "1.0"), bucket)
     publish(make_repository(tmp_path / "b", "1.1+cu13", content=1), bucket)
     publish(make_repository(tmp_path / "c", "1.0", library="other"), bucket)
-    assert list(listed(bucket.root)) == ["demo-1.0", "demo-1.1_cu13", "other-1.0"]
+    assert list(oci_reader(bucket.root)) == ["demo-1.0", "demo-1.1_cu13", "other-1.0"]
     assert len(verify_repository(bucket.root, deep=True).pins) == 3
     publish(bucket.root, DirectoryBucket(tmp_path / "mirror"), library="demo", version="1.1+cu13")
-    assert list(listed(tmp_path / "mirror")) == ["demo-1.1_cu13"]
+    assert list(oci_reader(tmp_path / "mirror")) == ["demo-1.1_cu13"]
 
 
 def test_an_upgrade_sends_only_what_changed(make_bundle: Make, cut_bucket: Make, tmp_path: Path) -> None:
@@ -130,7 +111,9 @@ def test_an_index_that_cannot_be_read_is_not_overwritten(make_repository: Make, 
     assert (tmp_path / "bucket" / "index.json").read_text() == damage
 
 
-def test_two_publishers_at_once_are_both_listed(make_repository: Make, tmp_path: Path) -> None:
+def test_two_publishers_at_once_are_both_oci_reader(
+    oci_reader: OciReader, make_repository: Make, tmp_path: Path
+) -> None:
     code = """
 import sys
 from pathlib import Path
@@ -141,11 +124,13 @@ publish(Path(sys.argv[1]), DirectoryBucket(Path(sys.argv[2])))
     sources = [make_repository(tmp_path / f"s{n}", f"{n}.0", content=n % 2) for n in range(4)]
     publishers = [subprocess.Popen([sys.executable, "-c", code, s, tmp_path / "bucket"]) for s in sources]
     assert [publisher.wait() for publisher in publishers] == [0] * 4
-    assert list(listed(tmp_path / "bucket")) == [f"demo-{n}.0" for n in range(4)]
+    assert list(oci_reader(tmp_path / "bucket")) == [f"demo-{n}.0" for n in range(4)]
     assert readable(tmp_path / "bucket") == {f"{n}.0" for n in range(4)}
 
 
-def test_of_two_contents_of_one_version_published_at_once_one_is_refused(make_repository: Make, tmp_path: Path) -> None:
+def test_of_two_contents_of_one_version_published_at_once_one_is_refused(
+    oci_reader: OciReader, make_repository: Make, tmp_path: Path
+) -> None:
     code = """
 import sys
 from pathlib import Path
@@ -161,7 +146,7 @@ except PublishConflict:
     publishers = [subprocess.Popen([sys.executable, "-c", code, s, tmp_path / "bucket"]) for s in sources]
     assert sorted(publisher.wait() for publisher in publishers) == [0, 10, 10]
     assert readable(tmp_path / "bucket") == {"1.0"}
-    assert len(listed(tmp_path / "bucket")) == 1
+    assert len(oci_reader(tmp_path / "bucket")) == 1
 
 
 def test_however_the_names_of_two_contents_are_put_the_claim_decides(
@@ -187,7 +172,12 @@ def test_however_the_names_of_two_contents_are_put_the_claim_decides(
 
 @pytest.mark.parametrize("last_takes_effect", [False, True])
 def test_cut_anywhere_a_reader_sees_the_old_state_or_the_new_and_a_second_run_completes_it(
-    make_repository: Make, cut_bucket: Make, snapshot: Snapshot, tmp_path: Path, last_takes_effect: bool
+    oci_reader: OciReader,
+    make_repository: Make,
+    cut_bucket: Make,
+    snapshot: Snapshot,
+    tmp_path: Path,
+    last_takes_effect: bool,
 ) -> None:
     publish(make_repository(tmp_path / "old", "1.0"), DirectoryBucket(tmp_path / "before"))
     source = make_repository(tmp_path / "new", "2.0", content=1)
@@ -206,7 +196,7 @@ def test_cut_anywhere_a_reader_sees_the_old_state_or_the_new_and_a_second_run_co
         versions = readable(root)
         assert versions in ({"1.0"}, {"1.0", "2.0"})
         # The claim to a version comes before its name, so who reads index.json may see the new state first.
-        tags = {tag.removeprefix("demo-") for tag in listed(root)}
+        tags = {tag.removeprefix("demo-") for tag in oci_reader(root)}
         assert versions <= tags <= {"1.0", "2.0"}
         seen.add((frozenset(versions), frozenset(tags)))
         again = cut_bucket(root)
@@ -218,7 +208,7 @@ def test_cut_anywhere_a_reader_sees_the_old_state_or_the_new_and_a_second_run_co
 
 
 def test_a_first_publish_cut_anywhere_shows_nothing_or_all(
-    make_repository: Make, cut_bucket: Make, tmp_path: Path
+    oci_reader: OciReader, make_repository: Make, cut_bucket: Make, tmp_path: Path
 ) -> None:
     source = make_repository(tmp_path / "source")
     counting = cut_bucket(tmp_path / "complete")
@@ -228,7 +218,7 @@ def test_a_first_publish_cut_anywhere_shows_nothing_or_all(
         with pytest.raises(SourceError):
             publish(source, cut_bucket(root, writes=step))
         assert readable(root) in (set(), {"1.0"})
-        assert len(listed(root)) == (step == len(counting.written) - 1)
+        assert len(oci_reader(root)) == (step == len(counting.written) - 1)
 
 
 def test_whatever_names_a_blob_is_sent_after_it(make_repository: Make, cut_bucket: Make, tmp_path: Path) -> None:
@@ -347,8 +337,8 @@ def test_a_store_that_damages_any_one_upload_is_caught_before_the_release_is_pub
         assert not (root / "targets").exists()
 
 
-def test_a_blob_beyond_the_size_budget_is_refused_with_the_largest_listed(
-    make_repository: Make, cut_bucket: Make, tmp_path: Path
+def test_a_blob_beyond_the_size_budget_is_refused_with_the_largest_oci_reader(
+    oci_reader: OciReader, make_repository: Make, cut_bucket: Make, tmp_path: Path
 ) -> None:
     bucket = cut_bucket(tmp_path / "bucket")
     source = make_repository(tmp_path / "source")
