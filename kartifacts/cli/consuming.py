@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kartifacts.cli.flows import Selection
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
 _select_options = (
     click.option("--library", default=None, help="Only this library."),
     click.option("--ops", default="", help="Only these families or ops, separated by commas."),
@@ -103,8 +104,30 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
 @click.command("verify")
 @click.argument("repository", required=False, type=_DIRECTORY)
 @_selecting
+@click.option("--provenance", is_flag=True, help="Every bundle must have a signed statement of how it was built.")
+@click.option("--root", type=_FILE, help="Root of trust whose metadata names the keys; default: the configured one.")
+@click.option("--key", "keys", type=_FILE, multiple=True, help="Public key (PEM) that may have signed; repeatable.")
+@click.option("--builder-id", metavar="URI", help="Who must have built the bundles.")
+@click.option("--sigstore-bundle", type=_FILE, multiple=True, help="Sigstore bundle of a release; repeatable.")
+@click.option("--identity", default="", help="Who must have signed that bundle.")
+@click.option("--issuer", default="", metavar="URL", help="Who must have vouched for the identity.")
+@click.option("--trusted-root", type=_FILE, help="trusted_root.json of the Sigstore; none is fetched.")
 @json_option
-def verify_command(repository: Path | None, library: str | None, ops: str, archs: str, as_json: bool) -> None:
+def verify_command(
+    repository: Path | None,
+    library: str | None,
+    ops: str,
+    archs: str,
+    provenance: bool,
+    root: Path | None,
+    keys: tuple[Path, ...],
+    builder_id: str | None,
+    sigstore_bundle: tuple[Path, ...],
+    identity: str,
+    issuer: str,
+    trusted_root: Path | None,
+    as_json: bool,
+) -> None:
     """Hash everything in the store, or in a REPOSITORY directory, and say what is damaged or missing; no network.
 
     Every entry of the store is read again, and so are local directories and installed wheels; what is damaged in the
@@ -117,9 +140,16 @@ def verify_command(repository: Path | None, library: str | None, ops: str, archs
     selection = _selection(settings, library, ops, archs)
     if repository is not None:  # whose archs are not those of this machine's settings
         selection = replace(selection, archs=archs)
-    report = flows.verify(settings, repository, selection)
+    demand = flows.Demand(provenance, root, keys, builder_id, sigstore_bundle, identity, issuer, trusted_root)
+    report = flows.verify(settings, repository, selection, demand)
     lines = [*(f"damaged: {name}" for name in report["damaged"]), *(f"missing: {name}" for name in report["missing"])]
     lines.append(f"{report['place']}: {report['checked']} objects checked, {len(lines)} faults")
+    lines += [
+        f"{row['library']} {row['version']} {row['bundle']}: built by {row['builder']}"
+        if "bundle" in row
+        else f"{row['library']} {row['version']}: signed by {row['identity']} ({row['issuer']})"
+        for row in report["proved"]
+    ]
     emit(as_json, report, "\n".join(lines))
     if report["damaged"] or report["missing"]:
         found = f"{len(report['damaged'])} damaged and {len(report['missing'])} missing"

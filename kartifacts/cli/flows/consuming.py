@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kartifacts.cli.flows.provenance import Demand, prove
 from kartifacts.cli.flows.selecting import (
     Chosen,
     Selection,
@@ -209,8 +210,14 @@ def listing(settings: Settings, selection: Selection) -> Report:
     return {"kernels": rows, "unknown": [_problem(each) for each in unread]}
 
 
-def verify(settings: Settings, repository: Path | None, selection: Selection) -> Report:
-    """Hash everything in a repository, or in the store, where selected kernels that are missing count too."""
+def verify(settings: Settings, repository: Path | None, selection: Selection, demand: Demand | None = None) -> Report:
+    """Hash everything in a repository, or in the store, where selected kernels that are missing count too.
+
+    Args:
+        demand: who must have signed the releases of a repository that is sound.
+    """
+    demand = demand or Demand()
+    demand.check(repository)
     if repository is not None:
         from kartifacts.publish.verify import verify_repository
 
@@ -222,6 +229,7 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
             "checked": len(found.blobs) + found.kernels,
             "damaged": [str(fault) for fault in found.faults if not fault.missing],
             "missing": [*(str(fault) for fault in found.faults if fault.missing), *lacking],
+            "proved": [] if found.faults else prove(settings, repository, selection.library, demand),
         }
     registry = Registry(settings)
     if selection.library is not None:
@@ -250,7 +258,13 @@ def verify(settings: Settings, repository: Path | None, selection: Selection) ->
             damaged.append(_problem(each))
         else:
             missing.append(each.what)
-    return {"place": str(settings.store), "checked": report.entries, "damaged": damaged, "missing": missing}
+    return {
+        "place": str(settings.store),
+        "checked": report.entries,
+        "damaged": damaged,
+        "missing": missing,
+        "proved": [],
+    }
 
 
 class _Held(NamedTuple):
