@@ -21,7 +21,7 @@ from kartifacts.errors import ConfigError, PublishConflict, SourceError, Verific
 from kartifacts.model.digest import Digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, check_path
 from kartifacts.model.manifest import MAX_INDEX, MAX_PACK, MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
-from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped
+from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped, Unlisted
 from kartifacts.publish.buckets.oci_content import named, subject_of, with_referrer
 from kartifacts.publish.buckets.sent import Sent
 from kartifacts.publish.buckets.uploads import CHUNK, Uploads, check_digest, length_of
@@ -106,9 +106,8 @@ class OciBucket:
             kind = manifest_type(manifest)
             about = subject_of(manifest) if kind == MEDIA_MANIFEST else None
             address = self._registry.blob(digest) if kind is None else self._manifest(digest)
-            found = self._length(address)
-            if found is not None:
-                if found != size:
+            if self._length(address) is not None:
+                if self.digest(path) != (digest, size):
                     raise self._conflict(path)
                 if about is not None:
                     self._put_referrer(manifest, about)  # whoever sent it may not have come to list it
@@ -176,8 +175,8 @@ class OciBucket:
 
     def _tag_images(self, index: bytes, before: bytes | None) -> None:
         """Give what index.json names the same name here, as a tag: a registry lists nothing else."""
-        known = set(named(before, self.name)) if before is not None else set()
-        for tag, digest in named(index, self.name):
+        known = set(named(before)) if before is not None else set()
+        for tag, digest in named(index):
             if (tag, digest) not in known:
                 manifest = self._ask("GET", self._manifest(digest), limit=MAX_INDEX).content
                 self._put_manifest(tag, manifest, manifest_type(manifest) or MEDIA_INDEX)
@@ -187,7 +186,7 @@ class OciBucket:
     def list(self, prefix: str) -> list[Listed]:
         below = check_path(prefix, what="a path in a bucket") + "/"
         if below.startswith("blobs/"):
-            raise SourceError(
+            raise Unlisted(
                 f"{self.name} cannot list its blobs, as no registry can",
                 permanent=True,
                 hint="the registry's own collection of garbage removes blobs that no manifest names",
@@ -239,9 +238,8 @@ class OciBucket:
     # -- files under tags ----------------------------------------------------------------------------------------------
 
     def _put_file(self, path: str, sent: Sent) -> Literal["created", "same"]:
-        found = self._file(path)
-        if found is not None:
-            if (found.layer.sha256, found.layer.size) != sent.digest:
+        if self._file(path) is not None:
+            if self.digest(path) != sent.digest:
                 raise self._conflict(path)
             return "same"
         self._write_file(path, sent)

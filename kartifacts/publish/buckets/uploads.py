@@ -158,7 +158,11 @@ def _location(reply: Reply) -> Address:
     text = reply.headers.get("Location", "")
     if not text:
         raise SourceError(f"{reply.address.url} answered {reply.status} without a Location", permanent=True)
-    place = redirected(reply.address, text)
+    try:
+        place = redirected(reply.address, text)
+    except SourceError as error:
+        hint = "the registry does not know that it is reached by https: let the proxy before it send X-Forwarded-Proto"
+        raise SourceError(error.message, permanent=True, hint=hint) from error
     if place.origin != reply.address.origin:
         log.debug("an upload goes on at another origin, which gets no login: %s", place.authority)
     return place
