@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from kartifacts.mirror.trusting import Basis
 from kartifacts.model.digest import Digest, parse_digest
 from kartifacts.model.layout import blob_path, release_path, target_path
 from kartifacts.model.manifest import Descriptor, decode_bundle, decode_release
-from kartifacts.publish.referrers import KINDS, referrers
+from kartifacts.publish.referrers import closure
 from kartifacts.publish.repository import Blob, blobs_of, bundle_name
 from kartifacts.trust.released import Released
 
@@ -81,7 +81,7 @@ def survey(
         chosen.check_archs(held)
     bundles = {bundle.digest: bundle for bundle in held if chosen.runs(bundle)}
     run(threads, [partial(walk.bundle, bundle) for bundle in bundles.values()])
-    run(threads, [partial(walk.provenance, release, bundles) for release in releases])
+    run(threads, [partial(walk.provenance, release) for release in releases])
     said = [blob for release in releases for blob in walk.said.get(release.pin.sha256, ())]
     contents = Contents(
         basis=basis,
@@ -90,7 +90,7 @@ def survey(
             _once(blob for bundle in bundles for blob in walk.parts.get(bundle, ())),
             _once(map(_manifest, bundles.values())),
             _once(blob for blob in said if blob.digest not in walk.read),
-            _once(blob for blob in said if blob.digest in walk.read),
+            _once(blob for blob in said if blob.digest in walk.read),  # their manifests
             _once([*map(_index, releases), *(target.blob for release in releases for target in _targets(release))]),
         ),
         targets=tuple(target for release in releases for target in _targets(release)),
@@ -142,21 +142,15 @@ class _Walk:
             *self.parts[descriptor.digest], _ = blobs_of(descriptor, decode_bundle(content, what=blob.what))
             self.read[blob.digest] = content
 
-    def provenance(self, release: Released, bundles: Container[str]) -> None:
-        """What is said about those of the bundles that are mirrored."""
+    def provenance(self, release: Released) -> None:
+        """All that is said about a release; of bundles that are left out too, since the index of it is one."""
         if release.provenance is None:
             return
         pin = release.pin
         index = Blob(*release.provenance, f"provenance of {pin.library} {pin.version}")
         with self._noting(index.what):
             content = self.read[index.digest] = self._reader.small(index)
-            found: list[Blob] = []
-            for descriptor, referrer in referrers(content, pin.library, pin.version, self._referrer):
-                if referrer.subject.digest in bundles:
-                    about = f"{KINDS[referrer.artifact_type]} of {pin.library} {pin.version}"
-                    parts = (referrer.config, "empty config"), (referrer.document, "document"), (descriptor, "manifest")
-                    found += [Blob(part.sha256, part.size, f"{name} of the {about}") for part, name in parts]
-            self.said[pin.sha256] = found
+            self.said[pin.sha256] = list(closure(content, pin.library, pin.version, self._referrer))[:-1]
 
     def _referrer(self, digest: Digest, size: int, what: str) -> bytes:
         content = self.read[digest] = self._reader.small(Blob(digest, size, what))

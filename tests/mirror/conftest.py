@@ -21,6 +21,7 @@ from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 from kartifacts.publish.referrers import MEDIA_SBOM, index_of, refer
+from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
 from kartifacts.sources.directory import DirectorySource
 from kartifacts.trust.keyceremony import init
@@ -80,6 +81,18 @@ def origin(tmp_path: Path, keyring: Keyring, make_repository: Callable[..., Path
     made = Origin(tmp_path / "origin", keyring, make_repository)
     made.release()
     return made
+
+
+@pytest.fixture
+def small(origin: Origin, make_bundle: Callable[..., Any]) -> Origin:
+    """The same with one bundle a release from here on, for tests that do everything at each step."""
+
+    def make(out: Path, version: str, *, content: int, library: str) -> Path:
+        make_release(out, library, version, [make_bundle(out, content=content, library=library, count=1)])
+        return out
+
+    origin.make = make
+    return origin
 
 
 @pytest.fixture

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from kartifacts.config import Settings
+from kartifacts.errors import (
+    ArtifactUnavailable,
+    ConfigError,
+    KartifactsError,
+    PublishConflict,
+    SourceError,
+    VerificationError,
+)
+from kartifacts.mirror.filters import Filter
+from kartifacts.mirror.pull import Trust, pull
+from kartifacts.mirror.verify import verify
+from kartifacts.model.layout import metadata_path
+from kartifacts.model.manifest import Lock
 from kartifacts.publish.buckets.directory import DirectoryBucket
+from kartifacts.publish.repository import Repository
 from kartifacts.publish.verify import verify_repository
+from kartifacts.sources.directory import DirectorySource
 from kartifacts.trust.client import refresh
+from kartifacts.trust.keyceremony import init
 from tests.mirror.conftest import CutBucket, Origin
+from tests.publish.conftest import CorruptingBucket
 
 Snapshot = Callable[[Path], dict[str, bytes]]
 Do = Callable[..., Any]
@@ -53,3 +75,268 @@ def test_the_second_pull_writes_nothing(origin: Origin, mirror: Do, snapshot: Sn
     assert [path for path in again.written if not path.startswith("gc/")] == []
     assert (done.blobs, done.metadata, done.changed) == (0, 0, False)
     assert snapshot(tmp_path / "mirror") == before
+
+
+def test_a_later_release_sends_only_what_is_new(origin: Origin, mirror: Do, tmp_path: Path) -> None:
+    mirror(DirectoryBucket(tmp_path / "mirror"))
+    origin.release("1.1")
+    bucket = CutBucket(tmp_path / "mirror")
+    mirror(bucket)
+    written = [path for path in bucket.written if path.startswith("blobs/")]
+    assert len(written) == 2, "the release index, and the index of what is said about it"
+    assert versions(tmp_path / "mirror", origin.root("online")) == {"1.0", "1.1"}
+
+
+def test_roots_older_than_the_one_that_was_given_are_served_too(origin: Origin, mirror: Do, tmp_path: Path) -> None:
+    """Of a client that began long ago: every root from the first is part of the chain that it follows."""
+    mirror(DirectoryBucket(tmp_path / "mirror"))
+    assert (tmp_path / "mirror" / metadata_path("online", "1.root.json")).read_bytes() == origin.root("online")
+
+
+def test_a_lock_mirrors_exactly_what_it_pins(
+    make_repository: Do, settings: Settings, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    source = make_repository(tmp_path / "source", "1.0")
+    make_repository(source, "2.0", content=1)
+    pin = next(pin for pin in Repository(source).pins() if pin.version == "2.0")
+    trust = Trust(lock=Lock(version=1, releases=[pin]))
+    bucket = DirectoryBucket(tmp_path / "mirror")
+    contents, _ = pull(DirectorySource(source), bucket, trust, Filter(), settings)
+    assert [found.version for found in Repository(bucket.root).pins()] == ["2.0"]
+    verify_repository(bucket.root, deep=True).check("mirror")
+    held = {path for path in snapshot(bucket.root) if path.startswith("blobs/")}
+    assert held == {path for path in contents.paths if path.startswith("blobs/")} < set(snapshot(source))
+    assert not verify(bucket, trust, None, settings).faults
+
+
+def test_nothing_is_mirrored_on_nobodys_word(tmp_path: Path) -> None:
+    for roots, lock in (((), None), ((b"{}",), Lock(version=1, releases=[]))):
+        with pytest.raises(ConfigError) as caught:
+            Trust(roots, lock)
+        assert "--root" in str(caught.value)
+        assert "--lock" in str(caught.value)
+
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(origin: Origin) -> Origin:
+    origin.release("2.0", content=1, channels=("stable",))
+    origin.release("1.0", library="other", content=2)
+    return origin
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, {"demo 1.0", "demo 2.0", "other 1.0"}),
+        ({"libraries": ("other",)}, {"other 1.0"}),
+        ({"versions": ("1.0",)}, {"demo 1.0", "other 1.0"}),
+        ({"libraries": ("demo",), "versions": ("2.0",)}, {"demo 2.0"}),
+        ({"channels": ("stable",)}, {"demo 2.0"}),
+    ],
+)
+def test_only_what_was_chosen_is_mirrored_and_promised(
+    many: Origin, mirror: Do, settings: Settings, tmp_path: Path, chosen: dict[str, Any], expected: set[str]
+) -> None:
+    bucket = DirectoryBucket(tmp_path / "mirror")
+    mirror(bucket, **chosen)
+    assert {f"{pin.library} {pin.version}" for pin in Repository(bucket.root).pins()} == expected
+    report = verify(bucket, many.trust, None, settings)
+    assert (report.faults, len(report.contents.releases)) == ((), len(expected))
+    if len(expected) < 3:  # metadata is whole, so that a reader sees what else there is, elsewhere
+        assert [fault for fault in verify(bucket, many.trust, Filter(), settings).faults if fault.missing]
+    assert set(refresh(many.root("online"), None, bucket.get).libraries) == {"demo", "other"}
+
+
+@pytest.mark.parametrize(
+    ("archs", "expected"),
+    [
+        (("9.0",), {"9.0a"}),
+        (("8.6",), {"8.0"}),
+        (("cpu:x86-64-v4",), {"cpu:x86-64-v3"}),
+        (("8.0", "cpu:x86-64-v3"), {"8.0", "cpu:x86-64-v3"}),
+    ],
+)
+def test_bundles_that_no_chosen_machine_runs_are_left_out(
+    origin: Origin, mirror: Do, settings: Settings, tmp_path: Path, archs: tuple[str, ...], expected: set[str]
+) -> None:
+    bucket = DirectoryBucket(tmp_path / "mirror")
+    contents, _ = mirror(bucket, archs=archs)
+    held = [
+        descriptor.note("arch")
+        for pin in Repository(bucket.root).pins()
+        for descriptor in Repository(bucket.root).release(pin).manifests
+        if bucket.size(f"blobs/sha256/{descriptor.sha256}") is not None
+    ]
+    assert set(held) == expected
+    assert contents.size == sum(path.stat().st_size for path in (bucket.root / "blobs/sha256").iterdir())
+    assert not verify(bucket, origin.trust, None, settings).faults
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"libraries": ("dmeo",)}, {"versions": ("1",)}, {"channels": ("stable",)}, {"archs": ("12.0", "cpu:aarch64")}],
+)
+def test_a_misspelt_choice_is_no_empty_mirror(
+    origin: Origin, mirror: Do, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    bucket = CutBucket(tmp_path / "mirror")
+    with pytest.raises(ArtifactUnavailable):
+        mirror(bucket, **chosen)
+    assert bucket.written == []
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_any_flipped_byte_of_the_source_changes_nothing_for_readers(
+    origin: Origin, mirror: Do, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    """One in every file that is mirrored, at both ends and in the middle."""
+    mirror(DirectoryBucket(tmp_path / "before"))
+    origin.release("2.0", content=1)
+    shutil.copytree(tmp_path / "before", tmp_path / "after")
+    mirror(DirectoryBucket(tmp_path / "after"), forget=tmp_path / "other store")
+    before, after = snapshot(tmp_path / "before"), snapshot(tmp_path / "after")
+    checked = 0
+    for path in sorted(set(after) - OURS - {"index.json", "oci-layout"}):
+        if before.get(path) == after[path]:
+            continue
+        sound = after[path]
+        at = (0, len(sound) // 2, len(sound) - 1)[checked % 3]
+        (origin.path / path).write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        root = tmp_path / f"mirror{checked}"
+        shutil.copytree(tmp_path / "before", root)
+        try:
+            mirror(DirectoryBucket(root), forget=tmp_path / f"store{checked}")
+        except (VerificationError, SourceError):
+            now = snapshot(root)
+            assert {name: now.get(name) for name in before} == before, path
+            assert all(now[name] == after[name] for name in set(now) - set(before) - OURS), path
+        else:
+            assert path.startswith("targets/"), path  # a copy of a blob, which was made of the blob
+            assert snapshot(root) == after
+        (origin.path / path).write_bytes(sound)
+        shutil.rmtree(root)
+        checked += 1
+    assert checked > 30
+
+
+def test_a_source_that_went_back_is_refused(origin: Origin, mirror: Do, snapshot: Snapshot, tmp_path: Path) -> None:
+    """By what the mirror holds, and by what this machine has seen, each alone."""
+    shutil.copytree(origin.path, tmp_path / "old")
+    origin.release("2.0", content=1)
+    mirror(DirectoryBucket(tmp_path / "mirror"))
+    before = snapshot(tmp_path / "mirror")
+    shutil.rmtree(origin.path)
+    (tmp_path / "old").rename(origin.path)
+    with pytest.raises(VerificationError):
+        mirror(DirectoryBucket(tmp_path / "mirror"), forget=tmp_path / "other store")
+    with pytest.raises(VerificationError):
+        mirror(DirectoryBucket(tmp_path / "new"))
+    assert snapshot(tmp_path / "mirror") == before
+    assert not (tmp_path / "new").exists() or snapshot(tmp_path / "new") == {}
+
+
+def test_a_mirror_of_another_repository_is_not_taken_over(
+    origin: Origin, mirror: Do, make_repository: Do, snapshot: Snapshot, tmp_path: Path
+) -> None:
+    keys = init(tmp_path / "keys", ["demo"], {}, now=datetime.now(timezone.utc))
+    other = Origin(tmp_path / "others", keys, make_repository)
+    other.release("3.0")
+    mirror(DirectoryBucket(tmp_path / "mirror"))
+    before = snapshot(tmp_path / "mirror")
+    with pytest.raises(VerificationError, match="holds already is not what the root signs"):
+        pull(other.source, DirectoryBucket(tmp_path / "mirror"), other.trust, Filter(), Settings(store=tmp_path / "s"))
+    assert snapshot(tmp_path / "mirror") == before
+
+
+def test_a_destination_that_damages_any_one_upload_shows_nothing_new(
+    origin: Origin, settings: Settings, tmp_path: Path
+) -> None:
+    counting = CutBucket(tmp_path / "whole")
+    pull(origin.source, counting, origin.trust, Filter(), settings)
+    victims = [number for number, path in enumerate(counting.written) if path.startswith("blobs/")]
+    for victim in victims[::4]:
+        root = tmp_path / f"mirror{victim}"
+        with pytest.raises(VerificationError, match="gives back other bytes than were sent"):
+            pull(origin.source, CorruptingBucket(root, victim=victim), origin.trust, Filter(), settings)
+        assert not (root / "metadata").exists()
+
+
+# -- cut anywhere ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last_takes_effect", [False, True])
+def test_a_pull_that_is_cut_leaves_the_old_state_or_the_new_and_can_go_on(
+    small: Origin, mirror: Do, snapshot: Snapshot, settings: Settings, tmp_path: Path, last_takes_effect: bool
+) -> None:
+    mirror(DirectoryBucket(tmp_path / "before"))
+    small.release("2.0", content=1)
+    shutil.copytree(tmp_path / "before", tmp_path / "complete")
+    counting = CutBucket(tmp_path / "complete")
+    mirror(counting)
+    complete, steps = snapshot(tmp_path / "complete"), len(counting.written)
+    assert steps > 15
+    seen = set()
+    for step in range(steps):
+        root = tmp_path / f"cut{step}"
+        shutil.copytree(tmp_path / "before", root)
+        with pytest.raises(SourceError, match="connection lost"):
+            mirror(
+                CutBucket(root, writes=step + last_takes_effect, last_takes_effect=last_takes_effect),
+                forget=tmp_path / "cut store",
+            )
+        for view in ("online", "airgap"):
+            bucket = DirectoryBucket(root)
+            report = verify(bucket, Trust((small.root(view),)), None, settings)
+            assert not report.faults
+            found = frozenset(release.pin.version for release in report.contents.releases)
+            assert found in ({"1.0"}, {"1.0", "2.0"})
+            seen.add((view, found))
+        shutil.rmtree(root / "gc", ignore_errors=True)
+        mirror(DirectoryBucket(root))
+        assert snapshot(root) == complete
+        shutil.rmtree(root)
+    assert len(seen) == 4
+
+
+def test_two_who_fill_one_mirror_do_not_lead_it_back(origin: Origin, mirror: Do, tmp_path: Path) -> None:
+    """The slower one has verified an older state, and finds that the timestamp is not what it was."""
+    root = tmp_path / "mirror"
+    mirror(DirectoryBucket(root))
+    shutil.copytree(origin.path, tmp_path / "old")
+    origin.release("2.0", content=1)
+
+    class Overtaken(DirectoryBucket):
+        def swap(self, path: str, *rest: Any) -> None:
+            if path == metadata_path("online", "timestamp.json"):
+                origin.release("3.0", content=2)
+                mirror(DirectoryBucket(root), forget=tmp_path / "faster")
+            super().swap(path, *rest)
+
+    with pytest.raises(PublishConflict):
+        mirror(Overtaken(root))
+    assert versions(root, origin.root("online")) == {"1.0", "2.0", "3.0"}
+
+
+def test_a_mirror_that_lost_metadata_is_healed(origin: Origin, mirror: Do, snapshot: Snapshot, tmp_path: Path) -> None:
+    root = tmp_path / "mirror"
+    mirror(DirectoryBucket(root))
+    before = snapshot(root)
+    for path in [*root.glob("metadata/*"), *root.glob("airgap/*"), *sorted(root.glob("blobs/sha256/*"))[::7]]:
+        content = path.read_bytes()
+        path.unlink()
+        mirror(DirectoryBucket(root))
+        assert path.read_bytes() == content
+    assert snapshot(root) == before
+
+
+def test_only_errors_of_ours_come_out_of_a_strange_source(origin: Origin, mirror: Do, tmp_path: Path) -> None:
+    path = origin.path / metadata_path("online", "timestamp.json")
+    for number, content in enumerate((b"", b"{}", b"[" * 100_000, b"\xff", b'{"signed": 1}', b"null")):
+        path.write_bytes(content)
+        with pytest.raises(KartifactsError):
+            mirror(DirectoryBucket(tmp_path / f"mirror{number}"))
