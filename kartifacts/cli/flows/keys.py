@@ -309,9 +309,9 @@ def refresh_timestamp(
 
     keyring = open_keyring(path, secret)
     chosen = list(views) or [view for view in _VIEWS if keyring.available("timestamp", view=view)] or ["online"]
-    opened = open_bucket(bucket, settings, single_writer=single_writer)
     for view in chosen:
-        _check_current(opened, keyring, view)
+        keyring.signers("timestamp", view=view)
+    opened = open_bucket(bucket, settings, single_writer=single_writer)
     seen = refresh_timestamp(opened, keyring, chosen)
     rows = [row for view in chosen for row in _expiries(opened, keyring, view)]
     rows.sort(key=lambda row: (row["expires"], row["role"]))
@@ -322,25 +322,6 @@ def refresh_timestamp(
         "expires": rows,
         "soon": [row for row in rows if row["by_hand"] and row["expires"] < soon],
     }
-
-
-def _check_current(bucket: Bucket, keyring: Keyring, view: View) -> None:
-    """Refuse a keyring whose keys are not those of today: it was exported before they were exchanged."""
-    from kartifacts.publish.public import read_public
-    from kartifacts.trust.keygrants import grants_of
-
-    keys = {signer.public_key.keyid for signer in keyring.signers("timestamp", view=view)}
-    root = read_public(bucket, keyring, view, now()).file("root")
-    if root is None:
-        return
-    known = grants_of(root)["timestamp"]
-    if len(keys & {key.keyid for key in known.keys}) < known.threshold:
-        raise ConfigError(
-            f"the keyring {str(keyring.path)!r} signs the timestamp of the view {view!r} by "
-            f"{', '.join(sorted(key[:8] for key in keys))}; the root that is public knows "
-            f"{', '.join(key.keyid[:8] for key in known.keys)}",
-            hint="the keys were exchanged: export the keyring anew; or publish the staged root first",
-        )
 
 
 def _expiries(bucket: Bucket, keyring: Keyring, view: View) -> list[dict[str, Any]]:
