@@ -30,6 +30,7 @@ _COMMANDS = {
     "mirror": "mirroring",
     "keys": "keys",
     "timestamp": "keys",
+    "sync": "trusting",
     "fetch": "consuming",
     "status": "consuming",
     "verify": "consuming",

@@ -41,11 +41,14 @@ def examine(settings: Settings) -> list[Finding]:
 
 
 def _pins(settings: Settings) -> Iterator[Finding]:
+    from kartifacts.fetch.sync import age
+    from kartifacts.publish import lockfile
     from kartifacts.runtime.pins import read_lock, wheel_pins
 
     try:
         wheels = [f"{wheel} pins {pin.library} {pin.version} ({pin.sha256[:12]}…)" for wheel, pin in wheel_pins()]
         lock = read_lock(settings)
+        synced = lockfile.read_lock(settings.lock).synced if settings.lock is not None else []
     except KartifactsError as error:
         yield Finding("lock", False, str(error))
         return
@@ -56,6 +59,10 @@ def _pins(settings: Settings) -> Iterator[Finding]:
         yield Finding("lock", True, "none" if wheels else "none: only kernels compiled here can be used")
     else:
         yield Finding("lock", True, f"{settings.lock}, with it these count: {pinned or 'nothing'}")
+    for each in synced:
+        text, sound = age(each)
+        # No fault: what is pinned stays good, but nobody would notice that something newer is kept back.
+        yield Finding("signed metadata", True, text if sound else f"{text}; run kartifacts sync")
 
 
 def _places(settings: Settings) -> Iterator[Finding]:

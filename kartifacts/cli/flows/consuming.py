@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from kartifacts.cli.flows.provenance import Demand, prove
 from kartifacts.cli.flows.selecting import (
     Chosen,
@@ -147,8 +149,19 @@ def status(settings: Settings, selection: Selection) -> Report:
         "entries": here.entries,
         "bytes": here.bytes,
         "bundles": rows,
+        "synced": _ages(settings),
         "complete": bool(rows) and all(row["kernels"] == row["present"] for row in rows),
     }
+
+
+def _ages(settings: Settings) -> list[Report]:
+    """How old the signed states are that the lock was made from."""
+    from kartifacts.fetch.sync import age
+    from kartifacts.publish.lockfile import read_lock
+
+    synced = read_lock(settings.lock).synced if settings.lock is not None else []
+    ages = [(each, age(each)) for each in synced]
+    return [{**msgspec.to_builtins(each), "age": found.text, "sound": found.sound} for each, found in ages]
 
 
 def _counted(

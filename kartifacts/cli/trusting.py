@@ -1,0 +1,66 @@
+"""The command of readers who trust a publisher's keys: sync."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from kartifacts import config
+from kartifacts.cli import emit, json_option
+from kartifacts.errors import ConfigError
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("sync")
+@click.option("--root", type=_FILE, help="The publisher's root.json; default: root.json beside config.toml.")
+@click.option("--library", "libraries", multiple=True, help="Only this library; may be repeated.")
+@click.option("--release-version", default=None, help="Pin this version instead of the newest.")
+@click.option("--channel", default=None, help="Pin the newest version of this channel.")
+@click.option(
+    "--lock", type=_FILE, help="The lock to write; default: KARTIFACTS_LOCK, else the one beside config.toml."
+)
+@click.option(
+    "--accept-expired-until",
+    "until",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="Where no mirror has fresh metadata, take what is expired, up to this day; all else is checked as ever.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; the lock keeps it.")
+@json_option
+def sync_command(
+    root: Path | None,
+    libraries: tuple[str, ...],
+    release_version: str | None,
+    channel: str | None,
+    lock: Path | None,
+    until: datetime | None,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Verify what the mirrors have released, by the publisher's signatures, and pin it in the lock.
+
+    Mirrors are asked in their order; one with wrong, old or expired metadata is complained about and passed over.  The
+    lock is written only when all has been verified, and never made from an older state than before.
+    """
+    from kartifacts.cli.flows.trusting import sync
+
+    if reason and until is None:
+        raise ConfigError(
+            "--reason says why expired metadata is accepted, and none is", hint="--accept-expired-until DATE"
+        )
+    report = sync(
+        config.read(),
+        root=root,
+        lock=lock,
+        libraries=libraries,
+        version=release_version,
+        channel=channel,
+        accepted=None if until is None else (until.date(), reason),
+    )
+    lines = [f"pinned {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
+    lines.append(f"{report['lock']}: {report['age']}")
+    emit(as_json, report, "\n".join(lines))
