@@ -163,7 +163,7 @@ def index_of(contents: Contents, current: bytes | None, where: str = "") -> byte
     pins: dict[str, list[Pin]] = {}
     for release in contents.releases:
         pins.setdefault(release.pin.library, []).append(release.pin)
-    return reconciled(current, pins, where)
+    return reconciled(current, pins, where, said=contents.releases)
 
 
 class Told:

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from kartifacts.errors import PublishConflict, VerificationError
-from kartifacts.model.digest import canonical_json, strict_json
+from kartifacts.model.digest import Digest, canonical_json, strict_json
 from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT
 from kartifacts.model.manifest import MEDIA_INDEX, NOTE, Descriptor, Pin
 from kartifacts.publish.buckets import Bucket, Change, update
+from kartifacts.trust.released import Released
 
 _REF_NAME = "org.opencontainers.image.ref.name"
 
@@ -36,13 +37,23 @@ def claim(bucket: Bucket, pin: Pin) -> None:
     change_index(bucket, lambda current: _claimed(current, pin, bucket.name))
 
 
-def reconciled(current: bytes | None, pins: Mapping[str, Iterable[Pin]], where: str) -> bytes:
-    """The index with exactly these releases, by library; what is of other libraries or of other tools stays."""
+def reconciled(
+    current: bytes | None, pins: Mapping[str, Iterable[Pin]], where: str, *, said: Iterable[Released] = ()
+) -> bytes:
+    """The index with exactly these releases, by library; what is of other libraries or of other tools stays.
+
+    Args:
+        said: releases whose provenance is listed too, so that tools which know only OCI find what refers to bundles.
+    """
     index, entries = _parsed(current, where)
     others = [
-        entry for entry in entries if entry.get("mediaType") != MEDIA_INDEX or _note(entry, "library") not in pins
+        entry
+        for entry in entries
+        if entry.get("mediaType") != MEDIA_INDEX
+        or not {_note(entry, "library"), _note(entry, "provenance-of")} & set(pins)
     ]
-    return _encoded(index, [*others, *(_entry(pin) for each in pins.values() for pin in each)])
+    about = (_provenance(each.pin, *each.provenance) for each in said if each.provenance is not None)
+    return _encoded(index, [*others, *(_entry(pin) for each in pins.values() for pin in each), *about])
 
 
 def change_index(bucket: Bucket, change: Change) -> None:
@@ -76,16 +87,23 @@ def refuse_unless_same(found: str, pin: Pin, where: str) -> None:
 
 
 def _entry(pin: Pin) -> Entry:
+    notes = {_REF_NAME: _tag(pin), NOTE + "library": pin.library, NOTE + "version": pin.version}
+    return _listed(pin.sha256, pin.size, notes)
+
+
+def _provenance(pin: Pin, digest: Digest, size: int) -> Entry:
+    # Not under the notes of a release, of which a version has one.
+    return _listed(digest, size, {_REF_NAME: f"{_tag(pin)}.provenance", NOTE + "provenance-of": pin.library})
+
+
+def _tag(pin: Pin) -> str:
     # What skopeo takes as a tag: single separators between letters and digits, and no '+'.
-    tag = re.sub(r"[^a-z0-9]+", lambda run: run[0][0].replace("+", "_"), f"{pin.library}-{pin.version}")
-    made: Entry = msgspec.to_builtins(
-        Descriptor(
-            media_type=MEDIA_INDEX,
-            digest=f"sha256:{pin.sha256}",
-            size=pin.size,
-            annotations={_REF_NAME: tag, NOTE + "library": pin.library, NOTE + "version": pin.version},
-        )
-    )
+    return re.sub(r"[^a-z0-9]+", lambda run: run[0][0].replace("+", "_"), f"{pin.library}-{pin.version}")
+
+
+def _listed(digest: str, size: int, notes: dict[str, str]) -> Entry:
+    descriptor = Descriptor(media_type=MEDIA_INDEX, digest=f"sha256:{digest}", size=size, annotations=notes)
+    made: Entry = msgspec.to_builtins(descriptor)
     return made
 
 
