@@ -358,7 +358,8 @@ class _Writer:
             seen["online"] = trusted.seen
             releases = {name: found.releases for name, found in trusted.libraries.items()}
             pins = {name: [release.pin for release in releases.get(name, ())] for name in libraries}
-            return reconciled(current, pins, self.bucket.name)
+            said = [release for name in libraries for release in releases.get(name, ())]
+            return reconciled(current, pins, self.bucket.name, said=said)
 
         if libraries:
             change_index(self.bucket, listed)
