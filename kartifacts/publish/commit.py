@@ -17,19 +17,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from securesystemslib.signer import Signer
 from tuf.api.metadata import MetaFile, Snapshot
 
 from kartifacts.errors import ConfigError, PublishConflict, VerificationError
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.model.manifest import Synced
+from kartifacts.publish import staged
 from kartifacts.publish.buckets import Bucket, Raced
 from kartifacts.publish.oci_index import change_index, reconciled
 from kartifacts.publish.public import Public, read_as_reader, read_public
-from kartifacts.trust.keygrants import Grant, grants_of, signed_by
+from kartifacts.trust.keygrants import grants_of, signed_by
 from kartifacts.trust.released import Released
 from kartifacts.trust.signed import lifetime, parse, parse_any
-from kartifacts.trust.signing import check_overlap, check_signed, role_with, snapshot_of, timestamp_of
+from kartifacts.trust.signing import check_signed, role_with, snapshot_of, timestamp_of
 
 if TYPE_CHECKING:
     from kartifacts.trust.keyring import Keyring
@@ -108,15 +108,8 @@ def check_change(
     targets = writer.targets(public)
     for library, change in changes.items():
         _check_delegated(library, targets.content)
-        _signers(keyring, library, grants_of(targets.content)[library])
+        staged.signers(keyring, library, grants_of(targets.content)[library])
         change(public.releases(library))
-
-
-class _File(NamedTuple):
-    """Metadata under its number."""
-
-    version: int
-    content: bytes
 
 
 class _Writer:
@@ -143,32 +136,12 @@ class _Writer:
     def public(self, view: View) -> Public:
         return read_public(self.bucket, self.keyring, view, self.now)
 
-    # -- roots and targets of the keyring
-
     def put_roots(self) -> ConfigError | None:
         """Publish the roots that are staged, up to one that comes too early; then say why it does."""
         early = None
         for view in self.views:
-            staged = self._staged(view, "root")
-            if self.bucket.size(metadata_path(view, f"{staged[-1][0]}.root.json")) is not None:
-                continue  # so all are
-            public = self.public(view)
-            found = {role: public.file(role) for role in ("root", "timestamp", "snapshot", "targets")}
-            held = {role: content for role, content in found.items() if content is not None}
-            for version, content in staged:
-                if version <= public.version("root"):
-                    continue
-                name = f"{version}.root.json"
-                try:
-                    check_overlap(content, held)
-                except ConfigError as error:
-                    early = error
-                    break
-                except VerificationError as error:
-                    log.warning("%s of the view %s stays in the keyring: %s", name, view, error.message)
-                    break
-                self.bucket.put_if_absent(metadata_path(view, name), content)
-                held["root"] = content
+            if not staged.roots_are_public(self.bucket, self.keyring, view):
+                early = staged.put_roots(self.bucket, self.keyring, self.public(view)) or early
         return early
 
     def finish_rotation(self) -> None:
@@ -180,37 +153,11 @@ class _Writer:
             last = early.message
             self.round({}, anew=self.views)
 
-    def targets(self, public: Public) -> _File:
-        """The targets that are to be public: the newest of the keyring, once all views let its signers sign."""
-        current = public.file("targets")
-        staged = [file for file in self._staged("online", "targets") if file[0] > public.version("targets")]
-        roots = {
-            view: self._newest_root(public if view == public.view else self.public(view))
-            for view in self.views
-            if staged
-        }
-        for version, content in reversed(staged):
-            try:
-                for view, root in roots.items():
-                    check_signed(root, "targets", content, f"{version}.targets.json of the view {view}")
-            except VerificationError as error:
-                if current is None:
-                    raise
-                log.warning("%d.targets.json stays in the keyring: %s", version, error.message)
-                continue
-            return _File(version, content)
-        if current is None:
-            raise ConfigError("the keyring holds no targets to begin with", hint="kartifacts keys init makes them")
-        return _File(public.version("targets"), current)
-
-    def _newest_root(self, public: Public) -> bytes:
-        """The newest that is public; before the first timestamp, of those that were just put there."""
-        root = public.file("root")
-        return root if root is not None else self._staged(public.view, "root")[-1][1]
-
-    def _staged(self, view: View, role: str) -> list[tuple[int, bytes]]:
-        staged = self.keyring.staged(view)
-        return sorted((int(name.split(".")[0]), content) for name, content in staged.items() if f".{role}." in name)
+    def targets(self, online: Public) -> staged.File:
+        """The targets that are to be public; both views have the same."""
+        return staged.targets(
+            self.keyring, online, lambda: [self.public(view) for view in self.views if view != "online"]
+        )
 
     # -- one change
 
@@ -248,12 +195,12 @@ class _Writer:
                 roles[f"{made.version}.{library}.json"] = made.content
         self._commit(public, roles, anew=anew)
 
-    def _next_role(self, library: str, public: Public, targets: bytes, edit: Edit) -> _File | None:
+    def _next_role(self, library: str, public: Public, targets: bytes, edit: Edit) -> staged.File | None:
         """The role with an edit made, put where readers will look for it; None if it stays as it is."""
         current = public.file(library)
         if not any(edit) and (current is None or _is_signed(targets, library, current)):
             return None
-        signers = _signers(self.keyring, library, grants_of(targets)[library])
+        signers = staged.signers(self.keyring, library, grants_of(targets)[library])
 
         def make(version: int) -> bytes:
             content = role_with(
@@ -294,7 +241,7 @@ class _Writer:
         if not roles and not anew:
             return
         if roles or current is None or self._is_due(view, current):
-            signers = self._top_signers("snapshot", public)
+            signers = staged.signers_of_view(self.keyring, "snapshot", public)
 
             def make(version: int) -> bytes:
                 return snapshot_of(current, roles, version=version, signers=signers, view=view, now=self.now)
@@ -304,7 +251,7 @@ class _Writer:
             public.file("timestamp"),
             current,
             version=public.version("timestamp") + 1,
-            signers=self._top_signers("timestamp", public),
+            signers=staged.signers_of_view(self.keyring, "timestamp", public),
             view=view,
             now=self.now,
         )
@@ -321,19 +268,12 @@ class _Writer:
         keys = {signer.public_key.keyid for signer in self.keyring.available("snapshot", view=view)}
         return left < lifetime("snapshot", view) / 2 or not keys <= signed_by(snapshot)
 
-    def _top_signers(self, role: str, public: Public) -> list[Signer]:
-        """All that the public root knows, and those that the newest root of the keyring does, which is to come."""
-        signers = _signers(self.keyring, role, grants_of(self._newest_root(public))[role])
-        known = {signer.public_key.keyid for signer in signers}
-        coming = self.keyring.available(role, view=public.view)
-        return [*signers, *(signer for signer in coming if signer.public_key.keyid not in known)]
-
     # -- files
 
-    def _put_next(self, views: Sequence[View], role: str, first: int, make: Callable[[int], bytes]) -> _File:
+    def _put_next(self, views: Sequence[View], role: str, first: int, make: Callable[[int], bytes]) -> staged.File:
         """Put a role's metadata under the first number that is free: others may be publishing, or have been killed."""
         for version in itertools.count(first):
-            made = _File(version, make(version))
+            made = staged.File(version, make(version))
             try:
                 self._put(views, role, made)
             except PublishConflict:
@@ -343,7 +283,7 @@ class _Writer:
             return made
         raise AssertionError("unreachable")
 
-    def _put(self, views: Sequence[View], role: str, file: _File) -> None:
+    def _put(self, views: Sequence[View], role: str, file: staged.File) -> None:
         for view in views:
             self.bucket.put_if_absent(metadata_path(view, f"{file.version}.{role}.json"), file.content)
 
@@ -381,18 +321,6 @@ def _check_delegated(library: str, targets: bytes) -> None:
             f"nobody may release a library {library!r} here; there are: {', '.join(sorted(known)) or 'none'}",
             hint="kartifacts keys add-library gives it a key",
         )
-
-
-def _signers(keyring: Keyring, role: str, grant: Grant) -> list[Signer]:
-    """Signers of the keys of a role that are in the keyring."""
-    held = [keyring.signer(key) for key in grant.keys if keyring.holds(key.keyid)]
-    if len(held) < grant.threshold:
-        raise ConfigError(
-            f"the keyring {str(keyring.path)!r} cannot sign for {role!r}: "
-            f"{len(held)} of {grant.threshold} private keys are here",
-            hint=f"keys that are public for it: {', '.join(key.keyid[:8] for key in grant.keys)}",
-        )
-    return held
 
 
 def _is_signed(delegator: bytes, role: str, content: bytes) -> bool:

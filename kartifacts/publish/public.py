@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import ExpiredMetadata
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from kartifacts.trust.keyring import Keyring
 
 log = logging.getLogger(__name__)
-
-_ANY_AGE = timedelta(days=36500)
 
 
 class Public(NamedTuple):
@@ -65,8 +63,8 @@ def read_public(bucket: Bucket, keyring: Keyring, view: View, now: datetime) -> 
         trusted = refresh(root, None, bucket.get, now=now)
     except ExpiredMetadata as error:
         log.warning("%s: %s", bucket.name, error.message)
-        until = (now + _ANY_AGE).date()
-        trusted = refresh_expired(root, None, bucket.get, until=until, reason="signed anew by its publisher", now=now)
+        reason = "its publisher is about to sign it anew"
+        trusted = refresh_expired(root, None, bucket.get, until=now.date(), reason=reason, now=now)
     return Public(view, before, trusted)
 
 

@@ -25,6 +25,7 @@ from kartifacts.model.manifest import (
     decode_table,
 )
 from kartifacts.model.materials import MAX_MATERIALS, Materials, decode_materials, materials_of
+from kartifacts.publish.signed_names import signed_pins, view_of
 
 _RELEASE_NAME = re.compile(r"targets/([^/]+)/([^/]+)/([0-9a-f]{64})\.index\.json")
 
@@ -53,7 +54,7 @@ class Repository:
         return f"Repository({str(self.path)!r})"
 
     def pins(self, library: str | None = None, version: str | None = None) -> list[Pin]:
-        """The releases by name, sorted; of one library or version if given.
+        """The releases, sorted; of one library or version if given: those that signed metadata lists, or all by name.
 
         Raises:
             ConfigError: there is none.
@@ -62,14 +63,13 @@ class Repository:
         if not os.path.isdir(self.path):
             raise ConfigError(f"{str(self.path)!r} is not a repository: there is no such directory")
         found: dict[tuple[str, str], Pin] = {}
-        for place in sorted((self.path / "targets").glob("*/*/*.index.json")):
-            pin = self._pin(place)
+        for pin in self._all():
             name = (pin.library, pin.version)
             if name in found:
                 raise VerificationError(
                     f"{str(self.path)!r} holds two contents of {pin.library} {pin.version}: "
                     f"{found[name].sha256} and {pin.sha256}",
-                    source=str(place),
+                    source=str(self.path),
                 )
             found[name] = pin
         chosen = [found[name] for name in sorted(found) if library in (None, name[0]) and version in (None, name[1])]
@@ -80,8 +80,18 @@ class Repository:
         return chosen
 
     def holds(self, library: str) -> bool:
-        """Whether it holds a release of a library; nothing is read yet."""
+        """Whether it holds a release of a library; no release is read yet."""
+        if view_of(self.path) is not None:
+            return any(pin.library == library for pin in self._all())
         return any((self.path / "targets" / check_name(library, "library")).glob("*/*.index.json"))
+
+    def _all(self) -> Iterator[Pin]:
+        view = view_of(self.path)
+        if view is not None:
+            yield from signed_pins(self.path, view)
+            return
+        for place in sorted((self.path / "targets").glob("*/*/*.index.json")):
+            yield self._pin(place)
 
     def _pin(self, place: Path) -> Pin:
         matched = _RELEASE_NAME.fullmatch(place.relative_to(self.path).as_posix())
