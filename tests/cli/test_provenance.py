@@ -80,12 +80,13 @@ def test_tools_that_know_only_oci_find_what_is_said(bucket: Path, tmp_path: Path
         places = (f"oci:{bucket}:{name}", f"oci:{copied}:{name}")
         subprocess.run([skopeo, "copy", "--insecure-policy", "--all", "--preserve-digests", "-q", *places], check=True)
         assert (copied / "blobs/sha256" / digest.removeprefix("sha256:")).is_file()
-    index = json.loads(
-        (copied / "blobs/sha256" / names["kartifacts-1.0.provenance"].removeprefix("sha256:")).read_bytes()
-    )
+
+    def read(digest: str) -> Any:
+        return json.loads((copied / "blobs/sha256" / digest.removeprefix("sha256:")).read_bytes())
+
     about = set()
-    for entry in index["manifests"]:
-        referrer = json.loads((copied / "blobs/sha256" / entry["digest"].removeprefix("sha256:")).read_bytes())
+    for entry in read(names["kartifacts-1.0.provenance"])["manifests"]:
+        referrer = read(entry["digest"])
         about.add((referrer["subject"]["digest"], referrer["artifactType"]))
         (layer,) = referrer["layers"]
         assert (copied / "blobs/sha256" / layer["digest"].removeprefix("sha256:")).is_file()
