@@ -293,6 +293,11 @@ class OciBucket:
         return Writer(self._registry, self._settings)
 
     @cached_property
+    def _remover(self) -> Writer:
+        """Asks for a token that not everybody who may write gets."""
+        return Writer(self._registry, self._settings, "pull,push,delete")
+
+    @cached_property
     def _uploads(self) -> Uploads:
         return Uploads(self._registry, self._writer, retries=self._retries, chunk=self._chunk)
 
@@ -333,7 +338,7 @@ class OciBucket:
 
     def _delete(self, address: Address, path: str) -> None:
         try:
-            persist(lambda: self._writer.ask("DELETE", address, hoped=(200, 202, 204, 404)), retries=self._retries)
+            persist(lambda: self._remover.ask("DELETE", address, hoped=(200, 202, 204, 404)), retries=self._retries)
         except Refused as error:
             if error.status not in (400, 405):
                 raise

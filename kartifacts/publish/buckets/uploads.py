@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO
 from urllib.parse import parse_qsl, urlencode
@@ -74,7 +75,8 @@ class Uploads:
 
         def once() -> None:
             place = _location(self._writer.ask("POST", self._registry.at("blobs/uploads/"), hoped=(202,)))
-            self._writer.ask("DELETE", place, hoped=(200, 202, 204, 404, 405))
+            with suppress(SourceError):  # not everybody may, and the registry forgets it by itself
+                self._writer.ask("DELETE", place, hoped=(200, 202, 204))
 
         persist(once, retries=self._retries)
 
