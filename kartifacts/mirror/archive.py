@@ -78,7 +78,7 @@ def open_archive(path: Path) -> Archive:
         VerificationError: something in it is no part of a repository, stands twice, is no regular file, or is cut off.
     """
     if path.is_dir():
-        return Archive(str(path), dict(_walk(path, str(path))), DirectorySource(path, mirror=True))
+        return Archive(str(path), dict(_walk(path, str(path))), _Carried(path, mirror=True))
     try:
         with open_regular(path) as file:
             places = _scan(file, str(path))
@@ -88,6 +88,22 @@ def open_archive(path: Path) -> Archive:
 
 
 # -- a directory -------------------------------------------------------------------------------------------------------
+
+
+class _Carried(DirectorySource):
+    """A directory whose files were looked at: what is wrong with one now is a fault of the file, not of reading."""
+
+    def document(self, path: str, limit: int) -> bytes:
+        try:
+            return super().document(path, limit)
+        except SourceError as error:
+            if error.missing:
+                raise
+            raise _too_large(path, self.name, limit) from error
+
+
+def _too_large(path: str, where: str, limit: int) -> VerificationError:
+    return VerificationError(f"{path} in {where} is not what it should be: at most {limit} bytes", source=where)
 
 
 def _walk(root: Path, where: str) -> Iterator[tuple[str, int]]:
@@ -138,7 +154,7 @@ class TarSource:
     def document(self, path: str, limit: int) -> bytes:
         with self._open(path) as (file, at, size):
             if size > limit:
-                raise SourceError(f"{path} in {self.name} is larger than {limit} bytes", permanent=True)
+                raise _too_large(path, self.name, limit)
             file.seek(at)
             return b"".join(_pieces(file, size, self.name))
 
@@ -200,6 +216,8 @@ def _scan(file: IO[bytes], where: str) -> dict[str, tuple[int, int]]:
                 hint="`kartifacts mirror export` writes plain files only; a directory can be imported as it is",
             )
         file.seek(at + _padded(info.size))
+    if file.read(_BLOCK) != bytes(_BLOCK):
+        raise VerificationError(f"{where} is cut off at its end", source=where)
     if long_name or any(map(any, iter(lambda: file.read(_PIECE), b""))):
         raise VerificationError(f"{where} goes on after its end", source=where)
     return places

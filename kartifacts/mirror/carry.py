@@ -172,8 +172,10 @@ def _write_tar(target: Path, members: Mapping[str, Member], reader: Reader, told
 
 
 def _write_directory(target: Path, members: Mapping[str, Member], reader: Reader, told: Told) -> None:
-    if os.path.lexists(target) and any(os.scandir(target)):
-        raise ConfigError(f"{str(target)!r} is not empty; name a new directory, or a file that ends with .tar")
+    if os.path.lexists(target) and (not target.is_dir() or os.listdir(target)):
+        raise ConfigError(
+            f"{str(target)!r} is there already and not empty; name a new directory, or a file that ends with .tar"
+        )
     bucket = DirectoryBucket(target)
     for path, member in members.items():
         with _opened(member, reader) as content:
@@ -211,17 +213,27 @@ def import_(
     if trust.roots and _is_older(archive, carried, bucket, trust):
         return _mend(archive, carried, either, bucket, trust, settings, progress)
     chosen = decode_filter(_file(carried, MIRROR, MAX_MIRROR), what=f"{MIRROR} of {archive.where}")
-    contents = contents_of(trust.basis(either, states_of(settings), mirror=bucket), chosen, either, threads=threads)
+    try:
+        basis = trust.basis(either, states_of(settings), mirror=bucket)
+        contents = contents_of(basis, chosen, either, threads=threads)
+    except SourceError as error:
+        if not error.missing:
+            raise
+        raise _lacks(archive, bucket, error.message) from error
     _check_names(archive, contents)
     lacking = [name for name in sorted(contents.paths - set(archive.members)) if bucket.size(name) is None]
     if lacking:
-        raise VerificationError(
-            f"{archive.where} and {bucket.name} together lack {len(lacking)} files of what was to be carried, "
-            f"{lacking[0]} among them",
-            hint="export again without --since, or with a listing of this mirror as it is now",
-        )
+        raise _lacks(archive, bucket, f"{lacking[0]}, and {len(lacking) - 1} more files")
     _check_contents(archive, carried, contents, bucket, threads)
     return contents, promote(contents, chosen, carried, bucket, threads=threads, progress=progress)
+
+
+def _lacks(archive: Archive, bucket: Bucket, what: str) -> VerificationError:
+    return VerificationError(
+        f"{archive.where} and {bucket.name} together lack a part of what was to be carried: {what}",
+        source=archive.where,
+        hint="export again without --since, or with a listing of this mirror as it is now",
+    )
 
 
 def _is_older(archive: Archive, carried: Reader, bucket: Bucket, trust: Trust) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -76,10 +77,20 @@ def keyring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
     return init(tmp_path_factory.mktemp("keys") / "keys", ["demo", "other"], {}, now=datetime.now(timezone.utc))
 
 
+@pytest.fixture(scope="session")
+def first_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs it leaves the origin as all others find it."""
+    return tmp_path_factory.mktemp("first") / "origin"
+
+
 @pytest.fixture
-def origin(tmp_path: Path, keyring: Keyring, make_repository: Callable[..., Path]) -> Origin:
+def origin(tmp_path: Path, keyring: Keyring, make_repository: Callable[..., Path], first_release: Path) -> Origin:
     made = Origin(tmp_path / "origin", keyring, make_repository)
-    made.release()
+    if not first_release.exists():
+        made.release()
+        shutil.copytree(made.path, first_release)
+    else:
+        shutil.copytree(first_release, made.path)
     return made
 
 
