@@ -219,6 +219,8 @@ def _decode(content: bytes, path: Path) -> Listed:
             raise VerificationError(f"{path} is of version {listed.version}: expected 1")
         for keyid, entry in listed.keys.items():
             public_key(keyid, entry)
+            if ".." in Path(entry.uri.removeprefix("file2:")).parts:
+                raise VerificationError(f"key {keyid[:16]!r} leads out of the keyring: {entry.uri!r}")
     except (msgspec.ValidationError, VerificationError) as error:
         raise ConfigError(
             f"the keyring is damaged: {error}",
