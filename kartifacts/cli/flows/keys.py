@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kartifacts.trust.keysigner import Secret
 
 SOON = timedelta(days=60)
+_SIGN = "kartifacts keys sign adds signatures; then publish again"
 _VIEWS: tuple[View, ...] = ("online", "airgap")
 
 
@@ -280,6 +281,9 @@ def publish_staged(
 
     keyring = open_keyring(path, secret)
     opened = open_bucket(bucket, settings, single_writer=single_writer)
+    for view in _VIEWS:
+        if keyring.available("timestamp", view=view) and (missing := lacks(keyring, view, keyring.root(view))):
+            raise VerificationError(f"nothing was published: {missing}", hint=_SIGN)
     opened.preflight()
     seen = publish_staged(opened, keyring)
     left = []
@@ -289,10 +293,7 @@ def publish_staged(
             if signed.version > public:
                 left.append(lacks(keyring, view, content) or f"{signed.version}.{signed.type}.json of the view {view}")
     if left:
-        raise VerificationError(
-            f"not public: {'; '.join(dict.fromkeys(left))}",
-            hint="kartifacts keys sign adds signatures; then publish again",
-        )
+        raise VerificationError(f"not public: {'; '.join(dict.fromkeys(left))}", hint=_SIGN)
     return {"bucket": opened.name, "views": {view: _versions(synced) for view, synced in seen.items()}}
 
 
