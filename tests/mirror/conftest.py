@@ -43,7 +43,12 @@ class Origin:
     def release(
         self, version: str = "1.0", *, library: str = "demo", content: int = 0, channels: tuple[str, ...] = ()
     ) -> None:
-        made = self.make(self.path.parent / f"made-{library}-{version}", version, content=content, library=library)
+        made = self.make(
+            self.path.parent / f"made-for-{self.path.name}-{library}-{version}",
+            version,
+            content=content,
+            library=library,
+        )
         bucket = DirectoryBucket(self.path)
         said = [
             refer(bundle, MEDIA_SBOM, b'{"about": "%s"}' % bundle.digest.encode())

@@ -75,9 +75,9 @@ def sites(origin: Origin, tmp_path: Path) -> Sites:
 @pytest.fixture
 def few(small: Origin, tmp_path: Path) -> Sites:
     """Nothing is there before its first release, which is of one bundle."""
-    shutil.rmtree(small.path)
-    small.release()
-    return Sites(small, tmp_path, small.airgap)
+    origin = Origin(tmp_path / "few", small.keyring, small.make)
+    origin.release()
+    return Sites(origin, tmp_path, origin.airgap)
 
 
 # -- what is carried ---------------------------------------------------------------------------------------------------
@@ -213,12 +213,11 @@ def test_every_kind_of_member_is_checked(few: Sites, snapshot: Snapshot) -> None
     rows = list(members(few.export()))
     few.closed.mkdir()
     for number, (info, content) in enumerate(rows):
-        other = tarfile.TarInfo(info.name)
         others = rows[:number], rows[number + 1 :]
         changed = {
             "flipped": (content[:-1] + bytes([content[-1] ^ 1]),),
             "cut": (content[:-1],),
-            "grown": (content + b" ",),
+            "grown": (content + b"x",),
             "empty": (b"",),
             "doubled": (content, content),
             "left out": (),
