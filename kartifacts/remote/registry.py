@@ -38,6 +38,7 @@ class Registry:
     root: Address  # of the registry, with the login that stands in the text
     repository: str
     mount: str = ""  # another repository there that may hold the same blobs
+    single_writer: bool = False  # somebody vouches that nobody else writes there meanwhile
     name: str = ""  # for messages, without credentials
 
     def at(self, rest: str) -> Address:
@@ -53,7 +54,9 @@ class Registry:
 
 
 def parse_registry(text: str) -> Registry:
-    """Take ``oci://host[:port]/name`` apart; ``oci+http://`` is without TLS, ``?mount=name`` for those who write.
+    """Take ``oci://host[:port]/name`` apart; ``oci+http://`` is without TLS.
+
+    Those who write may add ``?mount=name`` and ``single-writer=1``.
 
     Raises:
         ConfigError: it is no such text.
@@ -66,9 +69,9 @@ def parse_registry(text: str) -> Registry:
             raise ValueError("it does not begin with oci:// or oci+http://")
         root = parse(f"{_SCHEMES[scheme]}://{place}/")
         options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
-        mount = options.pop("mount", "")
-        if options:
-            raise ValueError(f"there is no option {next(iter(options))[:50]!r}; known: mount")
+        mount, alone = options.pop("mount", ""), options.pop("single-writer", "0")
+        if options or alone not in ("0", "1"):
+            raise ValueError("after '?' stand mount=NAME and single-writer=1, and nothing else")
         for found in (repository, *([mount] if mount else [])):
             if not _REPOSITORY.fullmatch(found):
                 raise ValueError(
@@ -79,7 +82,7 @@ def parse_registry(text: str) -> Registry:
         raise ConfigError(f"not a repository of a registry: {shown(text)!r}: {error}") from error
     if root.host == _HUB:  # its API answers elsewhere
         root = Address(root.scheme, "registry-1.docker.io", root.port, root.target, root.login)
-    return Registry(root, repository, mount, f"{scheme}://{root.authority}/{repository}")
+    return Registry(root, repository, mount, alone == "1", f"{scheme}://{root.authority}/{repository}")
 
 
 # -- tags --------------------------------------------------------------------------------------------------------------

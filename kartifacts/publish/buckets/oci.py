@@ -69,7 +69,7 @@ class _File(NamedTuple):
 
 
 class OciBucket:
-    """A repository behind ``oci://host[:port]/name[?mount=other/name]``.
+    """A repository behind ``oci://host[:port]/name[?mount=other/name&single-writer=1]``.
 
     Args:
         text: see `remote.registry.parse_registry`.
@@ -80,7 +80,7 @@ class OciBucket:
     def __init__(self, text: str, settings: Settings, *, single_writer: bool = False, chunk: int = CHUNK) -> None:
         self._registry = parse_registry(text)
         self.name = self._registry.name
-        self._single_writer = single_writer
+        self._single_writer = single_writer or self._registry.single_writer
         self._retries = settings.retries
         self._settings = settings
         self._chunk = chunk
