@@ -85,22 +85,33 @@ def from_settings(settings: Settings) -> list[Source]:
     sources.extend(
         DirectorySource(path, name=f"{path} ({wheel})", installed=True) for wheel, path in installed_bundles()
     )
-    for url in settings.mirrors:
-        if url.startswith("file://"):
-            sources.append(DirectorySource(_file_path(url), name=url, mirror=True))
-        elif not settings.offline and url.startswith(("oci://", "oci+http://")):
-            from kartifacts.sources.oci import OciSource
-
-            sources.append(OciSource(url, settings))
-        elif not settings.offline and url.startswith("s3://"):
-            from kartifacts.sources.s3 import S3Source
-
-            sources.append(S3Source(url, settings))
-        elif not settings.offline:
-            from kartifacts.sources.http import HttpSource
-
-            sources.append(HttpSource(url, settings))
+    sources.extend(
+        open_mirror(url, settings) for url in settings.mirrors if not settings.offline or url.startswith("file://")
+    )
     return sources
+
+
+def open_mirror(url: str, settings: Settings) -> Source:
+    """The mirror at a URL of a kind that KARTIFACTS_MIRRORS takes; nothing is asked of it yet.
+
+    Raises:
+        ConfigError: it is malformed, or cannot be asked offline.
+    """
+    if url.startswith("file://"):
+        from kartifacts.sources.directory import DirectorySource
+
+        return DirectorySource(_file_path(url), name=url, mirror=True)
+    if url.startswith(("oci://", "oci+http://")):
+        from kartifacts.sources.oci import OciSource
+
+        return OciSource(url, settings)
+    if url.startswith("s3://"):
+        from kartifacts.sources.s3 import S3Source
+
+        return S3Source(url, settings)
+    from kartifacts.sources.http import HttpSource
+
+    return HttpSource(url, settings)
 
 
 def installed_bundles() -> tuple[tuple[str, Path], ...]:

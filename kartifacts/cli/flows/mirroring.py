@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,7 +124,7 @@ def import_(archive: Path, bucket: str, trust: Trust, settings: Settings) -> Rep
 
 def _open(text: str, settings: Settings) -> Source:
     """The source that `text` names: a directory, or a mirror as in KARTIFACTS_MIRRORS."""
-    from kartifacts.sources import from_settings
+    from kartifacts.sources import open_mirror
     from kartifacts.sources.directory import DirectorySource
 
     if "://" not in text:
@@ -136,10 +135,9 @@ def _open(text: str, settings: Settings) -> Source:
     mirrors = read({}, {"mirrors": text}).mirrors
     if len(mirrors) != 1:
         raise ConfigError(f"one source is mirrored at a time, got {len(mirrors)}")
-    opened = [source for source in from_settings(replace(settings, path=(), mirrors=mirrors)) if source.mirror]
-    if not opened:
-        raise ConfigError(f"{mirrors[0]!r} cannot be asked although KARTIFACTS_OFFLINE is set")
-    return opened[0]
+    if settings.offline and not text.startswith("file://"):
+        raise ConfigError("KARTIFACTS_OFFLINE is set, so only a directory can be mirrored")
+    return open_mirror(mirrors[0], settings)
 
 
 def _brought(name: str, contents: Contents, done: Promotion) -> Report:
