@@ -40,7 +40,7 @@ _encrypt_option = click.option(
 _view_option = click.option(
     "--view", type=click.Choice(list(_VIEWS)), default="all", show_default=True, help="Readers that are meant."
 )
-_single_writer_option = click.option(
+single_writer_option = click.option(
     "--single-writer",
     is_flag=True,
     help="Nobody else writes to BUCKET meanwhile, so its writes need not be conditional.",
@@ -320,7 +320,7 @@ def root_command(directory: Path, view: View, out: Path | None) -> None:
 @keys_command.command("publish")
 @click.argument("bucket")
 @keys_option
-@_single_writer_option
+@single_writer_option
 @passphrase_option
 @json_option
 def publish_keys_command(
@@ -356,7 +356,7 @@ def timestamp_command() -> None:
     default=None,
     help="Default: those whose timestamp key is in the keyring.",
 )
-@_single_writer_option
+@single_writer_option
 @passphrase_option
 @json_option
 def refresh_command(

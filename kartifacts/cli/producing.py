@@ -8,6 +8,7 @@ import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
+from kartifacts.cli.keys import passphrase_option, secret_of, single_writer_option
 from kartifacts.cli.sizes import Size
 from kartifacts.errors import ConfigError
 
@@ -123,6 +124,18 @@ def import_checksums(
     "--plan", type=_FILE, help="Refuse a release that lacks what this plan promises; see manifests/release.toml."
 )
 @click.option("--lock", type=_FILE, help="Pin what was published in this kartifacts.lock.")
+@click.option("--keys", type=_DIRECTORY, help="Keyring that signs for the releases; without it they must be pinned.")
+@passphrase_option
+@click.option("--channel", "channels", multiple=True, help="Channel that leads to these releases; may be repeated.")
+@click.option(
+    "--builder-id",
+    metavar="URI",
+    default="urn:kartifacts:local",
+    show_default=True,
+    help="Who built the bundles, signed with what they were made of.",
+)
+@click.option("--no-provenance", is_flag=True, help="Sign nothing about how the bundles were built.")
+@single_writer_option
 @json_option
 def publish_command(
     bucket: str,
@@ -131,6 +144,12 @@ def publish_command(
     release_version: str | None,
     plan: Path | None,
     lock: Path | None,
+    keys: Path | None,
+    passphrase_file: Path | None,
+    channels: tuple[str, ...],
+    builder_id: str,
+    no_provenance: bool,
+    single_writer: bool,
     as_json: bool,
 ) -> None:
     """Copy releases into BUCKET (dir:PATH): immutable blobs first, the pointer last."""
@@ -144,6 +163,11 @@ def publish_command(
         plan=plan,
         lock=lock,
         settings=config.read(),
+        keys=keys,
+        secret=secret_of(passphrase_file),
+        channels=channels,
+        builder_id=None if no_provenance else builder_id,
+        single_writer=single_writer,
     )
     lines = [f"published {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
     emit(as_json, report, "\n".join(lines))

@@ -13,6 +13,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from kartifacts import config
+from kartifacts.cli import flows
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
 from kartifacts.trust.keyceremony import init
@@ -53,7 +55,17 @@ def write_key(path: Path, keyring: Keyring) -> Path:
 def bucket(tmp_path: Path, keyring: Keyring, released: Released) -> Path:
     """A bucket with a release whose provenance was signed."""
     path = tmp_path / "bucket"
-    publish(released.path, DirectoryBucket(path), keyring=keyring, builder_id=BUILDER)
+    flows.publish(
+        released.path,
+        f"dir:{path}",
+        library=None,
+        version=None,
+        plan=None,
+        lock=None,
+        settings=config.read(),
+        keys=keyring.path,
+        builder_id=BUILDER,
+    )
     return path
 
 
@@ -111,6 +123,25 @@ def test_who_signed_it_is_not_taken_from_the_repository(
     publish(released.path, DirectoryBucket(planted), keyring=other, builder_id=BUILDER)
     assert machine.cli("verify", planted, "--provenance", "--root", stranger).code == 0
     assert machine.cli("verify", planted, "--provenance", "--root", root).code == 5
+
+
+def test_publish_signs_for_it_unless_told_not_to(
+    machine: Machine, keyring: Keyring, released: Released, public_key: Path, tmp_path: Path
+) -> None:
+    for options, code in (((), 0), (("--no-provenance",), 5)):
+        path = tmp_path / f"published-{code}"
+        answer = machine.cli("publish", f"dir:{path}", "--from", released.path, "--keys", keyring.path, *options)
+        assert (answer.code, answer.err) == (0, "")
+        answer = machine.cli(
+            "verify", path, "--provenance", "--key", public_key, "--builder-id", "urn:kartifacts:local"
+        )
+        assert answer.code == code
+    wrong = ("--keys", keyring.path, "--builder-id", "not a URI")
+    answer = machine.cli("publish", f"dir:{tmp_path / 'none'}", "--from", released.path, *wrong)
+    assert answer.code == 2
+    assert not (tmp_path / "none" / "blobs").exists()
+    unsigned = machine.cli("publish", f"dir:{tmp_path / 'unsigned'}", "--from", released.path)
+    assert unsigned.code == 0
 
 
 def test_a_release_without_it_is_refused(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kartifacts.build.reuse import Earlier
     from kartifacts.build.toolchains import Toolchain
     from kartifacts.model.materials import Materials, Recipe
+    from kartifacts.trust.keysigner import Secret
 
 _SHOWN = 20
 
@@ -154,14 +155,28 @@ def publish(
     plan: Path | None,
     lock: Path | None,
     settings: Settings,
+    keys: Path | None = None,
+    secret: Secret | None = None,
+    channels: Sequence[str] = (),
+    builder_id: str | None = None,
+    single_writer: bool = False,
 ) -> Report:
-    """Copy releases of a repository directory into a bucket."""
+    """Copy releases of a repository directory into a bucket.
+
+    Args:
+        keys: keyring that signs for them.
+        channels: lead to these releases from now on.
+        builder_id: who built them, to be signed for; None: nothing is said about how they were built.
+        single_writer: nobody else writes to the bucket meanwhile.
+    """
+    from kartifacts.cli.flows.keys import open_keyring
     from kartifacts.publish.buckets import open_bucket
     from kartifacts.publish.plan import read_plan
     from kartifacts.publish.protocol import publish as send
 
     promised = None if plan is None else read_plan(plan)
-    opened = open_bucket(bucket, settings)
+    keyring = None if keys is None else open_keyring(keys, secret)
+    opened = open_bucket(bucket, settings, single_writer=single_writer)
     with bar(settings, "publishing", "B") as progress:
         sent = send(
             source,
@@ -170,9 +185,16 @@ def publish(
             version=version,
             plan=promised,
             lock=lock,
+            keyring=keyring,
+            channels=channels,
+            builder_id=None if keyring is None else builder_id,
             progress=progress,
         )
-    return {"bucket": opened.name, "pins": [msgspec.to_builtins(pin) for pin in sent.pins]}
+    return {
+        "bucket": opened.name,
+        "pins": [msgspec.to_builtins(pin) for pin in sent.pins],
+        "views": {view: msgspec.to_builtins(seen) for view, seen in sent.seen.items()},
+    }
 
 
 def lock(repository: Path, path: Path, *, library: str | None, version: str | None) -> list[dict[str, Any]]:
