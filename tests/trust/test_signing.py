@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -262,13 +262,14 @@ def test_a_timestamp_never_leads_back() -> None:
 def test_nothing_that_is_published_goes_unsigned(keys: dict[str, list[Signer]]) -> None:
     targets = targets_of({}, version=1, signers=[], now=NOW)  # these two are signed by people, one after the other
     root_of({name: grant(keys[name]) for name in ROLES}, view="online", version=1, signers=[], now=NOW)
-    for make in (
+    makers: tuple[Callable[[], bytes], ...] = (
         lambda: role_with(None, "mylib", version=1, signers=[], now=NOW),
         lambda: snapshot_of(None, {"1.targets.json": targets}, version=1, signers=[], view="online", now=NOW),
         lambda: timestamp_of(
             None, snapshot(None, {"1.targets.json": targets}, 1), version=1, signers=[], view="online", now=NOW
         ),
-    ):
+    )
+    for make in makers:
         with pytest.raises(ConfigError, match="nobody signs"):
             make()
 
