@@ -241,14 +241,16 @@ def _unanswered(error: BotoCoreError, doing: str) -> S3Error:
 
     if isinstance(error, (known.NoCredentialsError, known.PartialCredentialsError, known.CredentialRetrievalError)):
         return S3Error(f"{doing}: there are no credentials for it", permanent=True, hint=HINTS["InvalidAccessKeyId"])
+    given = error.kwargs.get("error")
+    reason = innermost(given if isinstance(given, BaseException) else error)
     if isinstance(error, known.SSLError):
         return S3Error(
-            f"{doing}: TLS failed: {innermost(error)}",
+            f"{doing}: TLS failed: {reason}",
             permanent=True,
             hint="set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed the store's",
         )
     if isinstance(error, (known.ConnectTimeoutError, known.ReadTimeoutError)):
         return S3Error(f"{doing}: it said nothing for too long")
     if isinstance(error, (known.HTTPClientError, known.FlexibleChecksumError)):
-        return S3Error(f"{doing}: {innermost(error)}")
+        return S3Error(f"{doing}: {reason}")
     return S3Error(f"{doing}: {type(error).__name__}", permanent=True)

@@ -48,7 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(200, content, ETag=_etag(content))
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def do_PUT(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))

@@ -51,8 +51,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         yield Place(f"oci+http://127.0.0.1:{port}/kart/{uuid.uuid4().hex}", single_writer=True, spoil=spoil_blob)
         shutil.rmtree(blobs / DIGEST[:2] / DIGEST, ignore_errors=True)  # all its repositories share it
     else:
-        server: S3Server = request.getfixturevalue(request.param)
-        yield server.place()
+        running: S3Server = request.getfixturevalue(request.param)
+        yield running.place()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_name_keeps_its_first_content(bucket: Bucket) -> None:
     assert bucket.put_if_absent("metadata/1.root.json", b"one") == "created"
     assert bucket.put_if_absent("metadata/1.root.json", b"one") == "same"
     for other in (b"two", b"longer"):
-        with pytest.raises(PublishConflict, match="already holds other bytes under 'metadata/1.root.json'"):
+        with pytest.raises(PublishConflict, match="already holds other bytes under"):
             bucket.put_if_absent("metadata/1.root.json", other)
     assert bucket.get("metadata/1.root.json") == b"one"
 
