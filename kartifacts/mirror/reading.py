@@ -42,11 +42,17 @@ class BucketSource:
     @contextmanager
     def read(self, digest: Digest, size: int, *, start: int = 0, length: int | None = None) -> Iterator[Pieces]:
         end = size if length is None else start + length
-        content = self._bucket.get(blob_path(digest), size)
+        content = self.document(blob_path(digest), size)
         yield Pieces(iter([content[start:end]]), f"{self.name} {blob_path(digest)}")
 
     def document(self, path: str, limit: int) -> bytes:
-        return self._bucket.get(path, limit)
+        try:
+            return self._bucket.get(path, limit)
+        except SourceError as error:
+            if error.missing or (self._bucket.size(path) or 0) <= limit:
+                raise
+            # What is signed says how long it may be at most, so more is damage and no fault of reading.
+            raise VerificationError(f"{self.name} holds more than {limit} bytes as {path}", source=self.name) from error
 
     def blob(self, digest: Digest, size: int) -> Path | None:  # noqa: ARG002  the protocol's names
         return None
