@@ -23,6 +23,7 @@ from kartifacts.errors import (
 )
 from kartifacts.files.reading import read_regular
 from kartifacts.model.manifest import Lock, Pin, Synced
+from kartifacts.trust.client import check_exemption
 
 if TYPE_CHECKING:
     from kartifacts.sources import Source
@@ -83,6 +84,8 @@ def sync(
         ConfigError: there is no root, mirror or library, or no lock can be written.
         StoreError: what was seen cannot be kept.
     """
+    if exemption is not None:
+        check_exemption(*exemption)
     trust = _root(settings, root)
     path = _lock_path(settings, lock)
     sources = _mirrors(settings)

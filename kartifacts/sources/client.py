@@ -87,6 +87,7 @@ class Client:
         content = bytearray()
         try:
             if answer.status != 200:
+                self.discard(answer)  # or each name that is not there would cost a connection
                 check_status(answer.status, answer.headers, place, size=limit)
                 raise SourceError(f"{place} answered {answer.status} to a plain GET", permanent=True)
             if answer.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
@@ -127,8 +128,9 @@ class Client:
         """Let go of an answer that is of no use, reading what little may be left of it."""
         length = answer.headers.get("Content-Length", "")
         if length.isdecimal() and len(length) < 6 and int(length) <= _CHEAP:
+            due = time.monotonic() + 1.0  # for all of it, however small the pieces are
             try:
-                while answer.read(_CHEAP, seconds=1.0):
+                while answer.read(_CHEAP, seconds=due - time.monotonic()):
                     pass
             except Broken as error:
                 log.debug("the rest of an answer: %s", error)

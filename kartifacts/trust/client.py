@@ -9,23 +9,34 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from kartifacts.errors import SourceError
+from kartifacts.errors import ConfigError, SourceError
 from kartifacts.model.digest import sha256, strict_json
 from kartifacts.model.layout import View
 from kartifacts.model.manifest import Synced
 from kartifacts.trust.released import Library, Released
 
-__all__ = ["Library", "Read", "Released", "Trusted", "refresh", "refresh_expired", "repository_id", "view_of"]
+__all__ = [
+    "Library",
+    "Read",
+    "Released",
+    "Trusted",
+    "check_exemption",
+    "refresh",
+    "refresh_expired",
+    "repository_id",
+    "view_of",
+]
 
 log = logging.getLogger(__name__)
 
 Read = Callable[[str, int], bytes]
 """Path in a repository and limit → content; a `SourceError` that is `missing` if there is none."""
 
+_LONGEST_EXEMPTION = timedelta(days=400)  # as long as an air gap's own metadata lives
 _T = TypeVar("_T")
 
 
@@ -119,9 +130,24 @@ def refresh_expired(
     """
     from kartifacts.trust import expired
 
-    granted = expired.exemption(until, reason, now)
+    now = now or datetime.now(timezone.utc)
+    check_exemption(until, reason, now)
+    granted = expired.Exemption(until, reason.strip(), now)
     with _kept(state) as directory:
         return _twice(lambda: expired.refresh(root, directory, read, libraries, floor, granted))
+
+
+def check_exemption(until: date, reason: str, now: datetime | None = None) -> None:
+    """Refuse, with a `ConfigError`, to accept expired metadata without a reason, for ever, or when that is over."""
+    today = (now or datetime.now(timezone.utc)).astimezone(timezone.utc).date()
+    if not reason.strip():
+        raise ConfigError(
+            "expired metadata is accepted for a reason only", hint="--reason says it, and the lock keeps it"
+        )
+    if until < today:
+        raise ConfigError(f"expired metadata was to be accepted until {until}, and today is {today}")
+    if until - today > _LONGEST_EXEMPTION:
+        raise ConfigError(f"expired metadata can be accepted for {_LONGEST_EXEMPTION.days} days, not until {until}")
 
 
 @contextmanager

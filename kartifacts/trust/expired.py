@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from tuf.api.exceptions import BadVersionNumberError, DownloadHTTPError, Reposit
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, T, Targets, Timestamp
 from tuf.ngclient import UpdaterConfig
 
-from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.errors import VerificationError
 from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import make_directory
 from kartifacts.model.digest import strict_json
@@ -31,7 +31,6 @@ from kartifacts.trust.signed import parse
 
 log = logging.getLogger(__name__)
 
-LONGEST = timedelta(days=400)  # as long as an air gap's own metadata lives
 _LIMITS = UpdaterConfig()
 
 
@@ -41,20 +40,6 @@ class Exemption(NamedTuple):
     until: date
     reason: str
     now: datetime
-
-
-def exemption(until: date, reason: str, now: datetime | None) -> Exemption:
-    now = now or datetime.now(timezone.utc)
-    today = now.astimezone(timezone.utc).date()
-    if not reason.strip():
-        raise ConfigError(
-            "expired metadata is accepted for a reason only", hint="--reason says it, and the lock keeps it"
-        )
-    if until < today:
-        raise ConfigError(f"expired metadata was to be accepted until {until}, and today is {today}")
-    if until - today > LONGEST:
-        raise ConfigError(f"expired metadata can be accepted for {LONGEST.days} days, not until {until}")
-    return Exemption(until, reason.strip(), now)
 
 
 def refresh(
