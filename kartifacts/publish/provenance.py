@@ -17,7 +17,7 @@ import msgspec
 
 from kartifacts.errors import ConfigError, KartifactsError, VerificationError
 from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
-from kartifacts.model.manifest import Descriptor, Pin
+from kartifacts.model.manifest import MAX_INDEX, Descriptor, Pin
 from kartifacts.model.materials import MEDIA_MATERIALS, Materials, materials_of
 from kartifacts.publish.referrers import MAX_SAID, MEDIA_PROVENANCE, MEDIA_SBOM, Made, index_of, refer
 from kartifacts.publish.repository import Repository, bundle_name
@@ -77,6 +77,8 @@ def attest(repository: Repository, pin: Pin, signers: Sequence[Signer], *, build
         envelope = refer(bundle, MEDIA_PROVENANCE, sealed(statement, signers), {"in-toto.io/predicate-type": PREDICATE})
         made += (said, envelope)
     index = index_of(pin.library, pin.version, made)
+    if len(index) > MAX_INDEX:
+        raise ConfigError(f"{pin.library} {pin.version} has too many bundles to be listed: {len(index)} bytes")
     blobs = {digest: content for each in made for digest, content in each.blobs}
     return Attested((*blobs.items(), (sha256(index), index)), index)
 
