@@ -251,6 +251,7 @@ def _unanswered(error: BotoCoreError, doing: str) -> S3Error:
         )
     if isinstance(error, (known.ConnectTimeoutError, known.ReadTimeoutError)):
         return S3Error(f"{doing}: it said nothing for too long")
-    if isinstance(error, (known.HTTPClientError, known.FlexibleChecksumError)):
+    passing = (known.HTTPClientError, known.ConnectionError, known.IncompleteReadError, known.FlexibleChecksumError)
+    if isinstance(error, passing):
         return S3Error(f"{doing}: {reason}")
     return S3Error(f"{doing}: {type(error).__name__}", permanent=True)
