@@ -7,13 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from kartifacts import __version__
-from kartifacts.cli import _COMMANDS
+from kartifacts.cli import _COMMANDS, _root
 from tests.conftest import CPU_ARCHS, Answer, Machine, Released
 
 
@@ -36,7 +38,25 @@ def both(machine: Machine, *arguments: object, **settings: Any) -> tuple[str, An
     return text.out, as_json.data
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in _COMMANDS), ("import", "checksums")])
+def _commands(*path: str) -> Iterator[tuple[str, ...]]:
+    """All commands, those in groups too."""
+    found: click.Command = _root
+    for name in path:
+        assert isinstance(found, click.Group)
+        inner = found.get_command(click.Context(found), name)
+        assert inner is not None
+        found = inner
+    if not isinstance(found, click.Group):
+        yield path
+        return
+    for name in found.list_commands(click.Context(found)):
+        yield from _commands(*path, name)
+
+
+COMMANDS = list(_commands())
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in _COMMANDS), *COMMANDS])
 def test_every_command_explains_itself(machine: Machine, command: tuple[str, ...]) -> None:
     for option in ("--help", "-h"):
         answer = machine.cli(*command, option)
@@ -44,12 +64,9 @@ def test_every_command_explains_itself(machine: Machine, command: tuple[str, ...
         assert answer.out.startswith(f"Usage: {' '.join(('kartifacts', *command))}")
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
-def test_every_command_can_print_json(machine: Machine, command: str) -> None:
-    if command != "import":  # a group; its command is looked at below
-        assert "--json" in machine.cli(command, "--help").out
-    else:
-        assert "--json" in machine.cli(command, "checksums", "--help").out
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_can_print_json(machine: Machine, command: tuple[str, ...]) -> None:
+    assert "--json" in machine.cli(*command, "--help").out
 
 
 def test_no_command_at_all_shows_the_help_and_fails(machine: Machine) -> None:
