@@ -14,7 +14,7 @@ import pytest
 from kartifacts.errors import VerificationError
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.layout import blob_path
-from kartifacts.publish.repository import Repository, blobs_of
+from kartifacts.publish.repository import Repository
 from kartifacts.remote.registry import tag_of
 from tests.conftest import Machine, Released
 from tests.stores.conftest import require
@@ -60,16 +60,15 @@ def blobs(layout: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (layout / "blobs" / "sha256").iterdir()}
 
 
-def needed(released: Released) -> dict[str, bytes]:
-    """The blobs that the release names; the repository keeps what was said about its making besides."""
+def named_by(released: Released) -> dict[str, bytes]:
+    """What OCI's tools find from the release on: each bundle, its table and its packs."""
     repository = Repository(released.path)
     pin = released.lock.releases[0]
-    found = {
-        blob.digest
-        for bundle in repository.release(pin).manifests
-        for blob in blobs_of(bundle, repository.bundle(bundle))
-    }
-    return {digest: repository.blob(digest).read_bytes() for digest in {*found, parse_digest(pin.sha256)}}
+    digests = {parse_digest(pin.sha256)}
+    for bundle in repository.release(pin).manifests:
+        manifest = repository.bundle(bundle)
+        digests |= {part.sha256 for part in (bundle, manifest.config, *manifest.layers)}
+    return {digest: repository.blob(digest).read_bytes() for digest in digests}
 
 
 def tag_in(released: Released) -> str:
@@ -145,6 +144,7 @@ def test_wrong_bytes_from_a_registry_are_refused(plain: Running, released: Relea
 def test_what_a_registry_refuses_is_said(plain: Running, released: Released, machine: Machine, status: int) -> None:
     def refuse(request: Passing) -> None:
         request.status = status
+        request.answer_headers = [("Retry-After", "3600")] if status == 429 else []
 
     with relay(plain) as passing:
         passing.rules.append(refuse)
@@ -180,7 +180,7 @@ def test_skopeo_carries_a_repository_into_a_registry_and_back(
     there, back = f"docker://{plain.host}/kart/carried:{tag}", tmp_path / "back"
     skopeo("copy", "--all", "--preserve-digests", "--dest-tls-verify=false", f"oci:{released.path}:{tag}", there)
     skopeo("copy", "--all", "--preserve-digests", "--src-tls-verify=false", there, f"oci:{back}:{tag}")
-    assert blobs(back) == needed(released)
+    assert blobs(back) == named_by(released)
     fetch_and_load(machine, released, plain.url("kart/carried"))
     for other, mirror in (("file", f"file://{back}"), ("path", "")):
         another = Machine(tmp_path / other)
@@ -202,7 +202,7 @@ def test_what_was_published_to_a_registry_becomes_a_layout(
     tag, back = tag_in(released), tmp_path / "back"
     where = f"docker://{plain.host}/kart/pulled:{tag}"
     skopeo("copy", "--all", "--preserve-digests", "--src-tls-verify=false", where, f"oci:{back}:{tag}")
-    assert blobs(back) == needed(released)
+    assert blobs(back) == named_by(released)
 
 
 def test_oras_pulls_the_same_bytes(plain: Running, released: Released, machine: Machine, tmp_path: Path) -> None:
