@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +192,15 @@ def test_it_is_that_of_a_repository(machine: Machine, root: Path) -> None:
     answer = machine.cli("verify", "--provenance", "--root", root)
     assert answer.code == 2
     assert "repository" in answer.err
+
+
+def test_a_collector_keeps_what_is_said_about_releases_that_stay(
+    machine: Machine, keyring: Keyring, bucket: Path, root: Path
+) -> None:
+    from kartifacts.publish.retention import retain
+
+    later = datetime.now(timezone.utc)
+    for days in (0, 1):  # the first marks, the second deletes
+        retain(DirectoryBucket(bucket), keyring, grace=timedelta(0), now=later + timedelta(days=days))
+    answer = machine.cli("verify", bucket, "--provenance", "--root", root)
+    assert (answer.code, answer.err) == (0, "")
