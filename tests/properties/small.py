@@ -87,7 +87,7 @@ def looked_at(small: Small, settings: Settings) -> dict[str, Any]:
         found[view] = trusted.seen, trusted.libraries
         library = trusted.libraries["demo"]
         believed = Believed(library.keys, library.threshold)
-        releases.update({release: believed for release in library.releases})  # nearly always the same in both views
+        releases.update(dict.fromkeys(library.releases, believed))  # nearly always the same in both views
     reader = Reader([BucketSource(bucket)], settings)
     contents = contents_of(Basis(tuple(releases)), Filter(), reader, threads=1)
     for blob in contents.blobs:

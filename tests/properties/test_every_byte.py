@@ -68,7 +68,7 @@ def read_files(small: Small) -> list[str]:
 
 @contextmanager
 def holding(path: Path, content: bytes) -> Iterator[None]:
-    """Other content in a file for a while; written as a whole, since objects of a directory are linked to one another."""
+    """Other content in a file for a while; as a new file: some are linked to one another."""
     before = path.read_bytes()
     path.unlink()
     path.write_bytes(content)
@@ -113,7 +113,7 @@ def test_what_is_called_unread_is_read_by_nobody(small: Small, look: Look) -> No
 
 def test_a_flipped_byte_is_never_accepted_as_something_else(small: Small, look: Look) -> None:
     for number, name in enumerate(read_files(small)):
-        for place in spread((small.path / name).stat().st_size, 5):
+        for place in spread((small.path / name).stat().st_size, 4):
             check_flip(small, look, name, place, 1 << (place + number) % 8)
 
 
@@ -166,7 +166,7 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(small: Small, look: Look) ->
             check_cut(small, look, name, size)
 
 
-@pytest.mark.parametrize("more", [b"\n", b" ", b"\0", b"x", b"}", b"{}"])
+@pytest.mark.parametrize("more", [b"\n", b"\0", b"{}"])
 def test_a_file_with_more_at_its_end_is_refused(small: Small, look: Look, more: bytes) -> None:
     for name in read_files(small):
         with holding(small.path / name, (small.path / name).read_bytes() + more):
