@@ -13,11 +13,11 @@ from typing import BinaryIO, NamedTuple
 from kartifacts.errors import SourceError
 from kartifacts.files.reading import open_regular
 from kartifacts.model.digest import Digest
-from kartifacts.model.layout import OCI_INDEX, TIMESTAMP
 
 PART = 16 << 20  # bytes of a large object that are sent at a time
 _PIECE = 1 << 20
 _ADDRESSED = re.compile(r"(blobs/sha256/[0-9a-f]{64}|targets/.*/[0-9a-f]{64}\.[a-z]+\.json)")
+_NUMBERED = re.compile(r"[0-9]+\..+\.json")
 
 
 class Served(NamedTuple):
@@ -28,11 +28,11 @@ class Served(NamedTuple):
 
 
 def served_as(path: str) -> Served:
-    """Pointers are asked for anew each time; all else never changes."""
-    pointer = path == OCI_INDEX or path.rpartition("/")[2] == TIMESTAMP
+    """What may be replaced is asked for anew each time; what is named by a digest or a number never changes."""
+    kept = holds_digest(path) or _NUMBERED.fullmatch(path.rpartition("/")[2]) is not None
     return Served(
         "application/json" if path.endswith(".json") else "application/octet-stream",
-        "no-cache" if pointer else "public, max-age=31536000, immutable",
+        "public, max-age=31536000, immutable" if kept else "no-cache",
     )
 
 
