@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import click
+import msgspec
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
@@ -46,21 +47,22 @@ def sync_command(
     Mirrors are asked in their order; one with wrong, old or expired metadata is complained about and passed over.  The
     lock is written only when all has been verified, and never made from an older state than before.
     """
-    from kartifacts.cli.flows.trusting import sync
+    from kartifacts.fetch.sync import Exemption, Wanted, age, sync
+    from kartifacts.trust.client_imports import import_verifiers
 
     if reason and until is None:
         raise ConfigError(
             "--reason says why expired metadata is accepted, and none is", hint="--accept-expired-until DATE"
         )
-    report = sync(
+    import_verifiers()
+    done = sync(
         config.read(),
         root=root,
         lock=lock,
-        libraries=libraries,
-        version=release_version,
-        channel=channel,
-        accepted=None if until is None else (until.date(), reason),
+        wanted=Wanted(libraries, release_version, channel),
+        exemption=None if until is None else Exemption(until.date(), reason),
     )
-    lines = [f"pinned {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
-    lines.append(f"{report['lock']}: {report['age']}")
-    emit(as_json, report, "\n".join(lines))
+    told = age(done.synced).text
+    report = {"lock": str(done.path), "pins": list(done.pins), "synced": done.synced, "age": told}
+    lines = [f"pinned {pin.library} {pin.version}: sha256:{pin.sha256}" for pin in done.pins]
+    emit(as_json, msgspec.to_builtins(report), "\n".join([*lines, f"{done.path}: {told}"]))

@@ -303,3 +303,16 @@ def test_time_is_bounded_over_all_files(publisher: Publisher, monkeypatch: pytes
     monkeypatch.setattr(client_session, "PATIENCE", -1.0)
     with pytest.raises(SourceError, match="did not come within"):
         refresh(publisher.trust, None, publisher.read)
+
+
+def test_what_signs_at_aws_is_not_imported_to_verify_and_works_all_the_same() -> None:
+    pytest.importorskip("boto3")
+    code = (
+        "import sys; from kartifacts.trust.client_imports import import_verifiers\n"
+        "import_verifiers(); assert 'boto3' not in sys.modules and 'securesystemslib.signer' in sys.modules\n"
+        "from securesystemslib.signer import _aws_signer\n"
+        "assert _aws_signer.AWS_IMPORT_ERROR is None and 'boto3' not in sys.modules\n"
+        "import boto3; assert _aws_signer.boto3.client is boto3.client; print('ok')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
