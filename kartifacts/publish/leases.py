@@ -19,7 +19,7 @@ import msgspec
 
 from kartifacts.errors import KartifactsError, SourceError, VerificationError
 from kartifacts.model.digest import canonical_json, strict_json
-from kartifacts.publish.buckets import Bucket, update
+from kartifacts.publish.buckets import Bucket, Unlisted, update
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,15 @@ def publishing(bucket: Bucket) -> Iterator[Lease]:
     """
     now = datetime.now(timezone.utc)
     lease = Lease(f"{LEASES}/{uuid.uuid4().hex}.json", now)
+    if not _can_be_collected(bucket):
+        yield lease
+        return
     bucket.put_if_absent(lease.path, canonical_json({"since": now.isoformat(timespec="seconds")}))
     try:
-        deleting = tombstones(bucket).deleting
-        if is_live(deleting, now, DELETING):
+        since = tombstones(bucket).deleting
+        if is_live(since, now, DELETING):
             raise Busy(
-                f"objects that nothing reaches are being deleted in {bucket.name} since {deleting}; nothing was sent",
+                f"objects that nothing reaches are being deleted in {bucket.name} since {since}; nothing was sent",
                 retry_after=60.0,
                 hint=f"run it again when that has ended; after {DELETING} it counts as killed",
             )
@@ -81,12 +84,68 @@ def publishing(bucket: Bucket) -> Iterator[Lease]:
             log.warning("the lease %s stays, and holds off `kartifacts retain` for %s: %s", lease.path, LEASE, error)
 
 
+def _can_be_collected(bucket: Bucket) -> bool:
+    """Whether anybody could find out which blobs there are, to delete some."""
+    try:
+        bucket.list("blobs/none")
+    except Unlisted:
+        return False
+    return True
+
+
 def tombstones(bucket: Bucket) -> Tombstones:
     found = bucket.read(TOMBSTONES)
-    return decode_tombstones(found.content if found is not None else None, bucket.name)
+    return _decode(found.content if found is not None else None, bucket.name)
 
 
-def decode_tombstones(content: bytes | None, where: str) -> Tombstones:
+@contextmanager
+def deleting(bucket: Bucket, now: datetime) -> Iterator[dict[str, str]]:
+    """Delete while nobody publishes; what is then in the list that is given becomes the list of the bucket.
+
+    Raises:
+        Busy: somebody publishes, or deletes too.
+    """
+    mine = now.isoformat()
+    since: dict[str, str] = {}
+
+    def begun(current: bytes | None) -> bytes:
+        found = _decode(current, bucket.name)
+        if is_live(found.deleting, now, DELETING):
+            raise Busy(f"another collector is at work in {bucket.name} since {found.deleting}", retry_after=60.0)
+        since.clear()
+        since.update(found.since)
+        return _encode(since, mine)
+
+    def ended(current: bytes | None) -> bytes:
+        if _decode(current, bucket.name).deleting != mine:
+            raise Busy(f"another collector took over in {bucket.name}, since this one was slow")
+        return _encode(since, "")
+
+    update(bucket, TOMBSTONES, begun)
+    try:
+        _check_nobody_publishes(bucket, now)
+        yield since
+    finally:
+        update(bucket, TOMBSTONES, ended)
+
+
+def _check_nobody_publishes(bucket: Bucket, now: datetime) -> None:
+    for path, _, modified in bucket.list(LEASES):
+        age = now - datetime.fromtimestamp(modified, timezone.utc)
+        if age < LEASE:
+            raise Busy(
+                f"somebody publishes to {bucket.name}: {path} is there; nothing was deleted",
+                retry_after=60.0,
+                hint=f"run it again later; a publisher that was killed holds it off for {LEASE}",
+            )
+        bucket.delete(path)
+
+
+def _encode(since: dict[str, str], deleting: str) -> bytes:
+    return canonical_json(msgspec.to_builtins(Tombstones(deleting=deleting, since=since)))
+
+
+def _decode(content: bytes | None, where: str) -> Tombstones:
     if content is None:
         return Tombstones()
     what = f"{TOMBSTONES} of {where}"
@@ -97,22 +156,6 @@ def decode_tombstones(content: bytes | None, where: str) -> Tombstones:
     except (msgspec.ValidationError, ValueError) as error:
         raise VerificationError(f"{what} is malformed: {error}", hint="remove it; all graces begin anew") from error
     return found
-
-
-def change_tombstones(bucket: Bucket, since: dict[str, str], *, mine: str, deleting: str) -> None:
-    """Write the list, if `mine` is the `deleting` that is there still.
-
-    Raises:
-        Busy: another collector is at work.
-    """
-
-    def changed(current: bytes | None) -> bytes:
-        found = decode_tombstones(current, bucket.name)
-        if found.deleting != mine and is_live(found.deleting, datetime.now(timezone.utc), DELETING):
-            raise Busy(f"another collector is at work in {bucket.name} since {found.deleting}", retry_after=60.0)
-        return canonical_json(msgspec.to_builtins(Tombstones(deleting=deleting, since=since)))
-
-    update(bucket, TOMBSTONES, changed)
 
 
 def is_live(since: str, now: datetime, limit: timedelta) -> bool:

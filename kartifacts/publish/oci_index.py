@@ -63,9 +63,9 @@ def change_index(bucket: Bucket, change: Change) -> None:
     update(bucket, OCI_INDEX, change)
 
 
-def digests_in(current: bytes | None, where: str) -> list[str]:
-    """What the entries of an index point at, whoever made them."""
-    return [str(entry.get("digest")) for entry in _parsed(current, where)[1]]
+def entries_in(current: bytes | None, where: str) -> list[Entry]:
+    """What the index lists, whoever put it there."""
+    return _parsed(current, where)[1]
 
 
 def _claimed(current: bytes | None, pin: Pin, where: str) -> bytes:
