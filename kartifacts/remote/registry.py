@@ -68,11 +68,11 @@ def parse_registry(text: str) -> Registry:
         if scheme not in _SCHEMES:
             raise ValueError("it does not begin with oci:// or oci+http://")
         root = parse(f"{_SCHEMES[scheme]}://{place}/")
-        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
-        mount, alone = options.pop("mount", ""), options.pop("single-writer", "0")
+        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
+        mount, alone = options.pop("mount", None), options.pop("single-writer", "0")
         if options or alone not in ("0", "1"):
             raise ValueError("after '?' stand mount=NAME and single-writer=1, and nothing else")
-        for found in (repository, *([mount] if mount else [])):
+        for found in (repository, *([] if mount is None else [mount])):
             if not _REPOSITORY.fullmatch(found):
                 raise ValueError(
                     f"a registry cannot hold a repository {found[:100]!r}; "
@@ -82,7 +82,7 @@ def parse_registry(text: str) -> Registry:
         raise ConfigError(f"not a repository of a registry: {shown(text)!r}: {error}") from error
     if root.host == _HUB:  # its API answers elsewhere
         root = Address(root.scheme, "registry-1.docker.io", root.port, root.target, root.login)
-    return Registry(root, repository, mount, alone == "1", f"{scheme}://{root.authority}/{repository}")
+    return Registry(root, repository, mount or "", alone == "1", f"{scheme}://{root.authority}/{repository}")
 
 
 # -- tags --------------------------------------------------------------------------------------------------------------
