@@ -59,7 +59,9 @@ class HttpSource:
             transfer.close()
 
     def document(self, path: str, limit: int) -> bytes:
-        return self._client.whole(self._below(check_path(path, what="a path in a repository")), limit)
+        # A plus sign is a space to some stores, and a file may be named after a library or version that has one.
+        name = check_path(path, what="a path in a repository").replace("+", "%2B")
+        return self._client.whole(self._below(name), limit)
 
     def blob(self, digest: Digest, size: int) -> Path | None:  # noqa: ARG002  the protocol's names
         return None

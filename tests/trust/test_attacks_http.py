@@ -45,6 +45,15 @@ def test_metadata_comes_over_http_as_from_a_directory(publisher: Publisher, mirr
     assert mirror.connections == 1
 
 
+def test_a_plus_sign_in_a_name_is_one_to_every_server(tmp_path: Path, ask: Ask) -> None:
+    other = Publisher(tmp_path / "plus", "c++")
+    other.release("c++", "1.0+cu130")
+    with Mirror(other.path) as mirror:
+        source = HttpSource(mirror.url, config.read({"HOME": str(tmp_path)}))
+        assert refresh(other.trust, None, source.document).libraries["c++"].releases
+        assert not any("+" in request.path for request in mirror.requests)
+
+
 @pytest.mark.parametrize("code", [403, 404, 410])
 def test_a_root_that_is_not_there_ends_the_chain(publisher: Publisher, mirror: Mirror, ask: Ask, code: int) -> None:
     """403 is what a bucket says of a missing file to who may not list it."""
