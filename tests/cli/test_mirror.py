@@ -214,9 +214,9 @@ class Page:
         name = text.partition("\n")[0].removeprefix("# ")
         machine = self.machines[name]
         for told, here in (
+            ("/srv/", "$HOME/srv/"),
             ("https://kernels.example", f"{self.server}/origin"),
             ("https://mirror.site.example", f"{self.server}/on-the-closed-side/srv/kartifacts"),
-            ("/srv/", "$HOME/srv/"),
             ("/media/disk", str(self.base / "media")),
             ("9.0a cpu:x86-64-v3", CPU_ARCHS.split()[-1]),  # what these tests have built
         ):
