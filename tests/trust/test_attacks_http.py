@@ -46,11 +46,11 @@ def test_metadata_comes_over_http_as_from_a_directory(publisher: Publisher, mirr
 
 
 def test_a_plus_sign_in_a_name_is_one_to_every_server(tmp_path: Path, ask: Ask) -> None:
-    other = Publisher(tmp_path / "plus", "c++")
-    other.release("c++", "1.0+cu130")
+    other = Publisher(tmp_path / "plus", "c++17")
+    other.release("c++17", "1.0+cu130")
     with Mirror(other.path) as mirror:
         source = HttpSource(mirror.url, config.read({"HOME": str(tmp_path)}))
-        assert refresh(other.trust, None, source.document).libraries["c++"].releases
+        assert refresh(other.trust, None, source.document).libraries["c++17"].releases
         assert not any("+" in request.path for request in mirror.requests)
 
 
