@@ -161,7 +161,7 @@ def test_no_flipped_byte_is_believed(publisher: Publisher, role: str) -> None:
     good = refresh(publisher.trust, None, publisher.read)
     name = publisher.name(role)
     content = publisher.content(name)
-    for at in random.Random(role).sample(range(len(content)), 60):
+    for at in random.Random(role).sample(range(len(content)), 30):
         bad = bytearray(content)
         bad[at] ^= 1 << random.Random(at).randrange(8)
         try:
@@ -236,7 +236,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(role=st.sampled_from(["root", *BELOW]), seed=st.integers(0, 10**6), value=JSON)
 def test_whatever_the_owner_of_a_key_signs_ends_in_one_kind_of_error(
     publisher: Publisher, role: str, seed: int, value: Any

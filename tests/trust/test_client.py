@@ -181,7 +181,7 @@ def test_many_processes_take_turns_on_one_memory(publisher: Publisher, state: Pa
         "print(refresh(root.read_bytes(), state, DirectorySource(repository).document).seen.timestamp)"
     )
     arguments = [sys.executable, "-c", code, str(root), str(state), str(publisher.path)]
-    several = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    several = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in several:
         out, err = process.communicate()
         assert (process.returncode, out.strip()) == (0, str(publisher.timestamp.version)), err
