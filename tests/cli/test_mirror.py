@@ -259,3 +259,38 @@ def test_the_page_works_as_it_stands_there(
         jit="never",
     )
     assert answer.out == "True\n", answer.err
+
+
+# -- several mirrors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nginx
+def test_mirrors_are_asked_in_the_order_of_the_list_and_what_one_lacks_comes_from_the_next(
+    publisher: Publisher, roots: tuple[Path, Path], site: Path, tmp_path: Path
+) -> None:
+    server = f"https://localhost:{(site / 'port').read_text()}"
+    admin, node = Machine(tmp_path / "admin"), Machine(tmp_path / "node")
+    some = ("--root", roots[0], "--archs", CPU_ARCHS.split()[0])
+    expect(admin.cli("mirror", "pull", publisher.bucket, f"dir:{tmp_path / 'some'}", *some))
+    urls = {name: f"{server}/{name}" for name in ("absent", "some", "origin")}
+
+    def lists(*names: str) -> dict[str, Any]:
+        mirrors = " ".join(urls[name] for name in names)
+        lock = node.home / "lock"
+        return {"mirrors": mirrors, "lock": lock if lock.exists() else None, "REQUESTS_CA_BUNDLE": site / "ca.pem"}
+
+    def source(*names: str) -> str:
+        (node.home / "lock").unlink(missing_ok=True)
+        expect(node.cli("sync", "--root", roots[0], "--lock", node.home / "lock", **lists(*names)))
+        return str(json.loads((node.home / "lock").read_bytes())["synced"][0]["source"])
+
+    assert source("some", "origin") == urls["some"]
+    assert source("origin", "some") == urls["origin"]
+    assert source("absent", "some") == urls["some"]
+    expect(node.cli("fetch", "--archs", CPU_ARCHS.split()[0], **lists("some")))
+    if len(CPU_ARCHS.split()) > 1:
+        expect(node.cli("fetch", **lists("some")), 3)
+        log = (site / "access.log").read_text().count("/origin/blobs/")
+        expect(node.cli("fetch", **lists("some", "origin")))
+        assert (site / "access.log").read_text().count("/origin/blobs/") > log
+        expect(node.cli("verify", **lists("some")))
