@@ -378,7 +378,7 @@ def test_whenever_one_does_all_of_its_work_between_two_requests_of_the_other_eve
 def test_however_the_requests_of_both_are_mixed_every_release_is_whole(
     meeting: Meeting, readers: Make, all_of_them: bool
 ) -> None:
-    """The publisher comes as far as one request, the collector as far as another; then either goes on first."""
+    """One comes as far as some request, then the other as far as some of its own; then the first goes on to its end."""
     everybody = readers(meeting.keyring)
     asked = {}
     for name, act in (("publisher", meeting.publisher), ("collector", meeting.collector)):
@@ -387,22 +387,22 @@ def test_however_the_requests_of_both_are_mixed_every_release_is_whole(
         act(counting)
         asked[name] = counting.asked
     met: set[Outcome] = set()
-    for first, second in product(
-        stops(asked["publisher"], all_of_them=all_of_them), stops(asked["collector"], all_of_them=all_of_them)
-    ):
-        for publisher_first in (True, False):
-            meeting.afresh()
-            publisher, collector = Stepped(meeting.root, stop=first), Stepped(meeting.root, stop=second)
-            with ThreadPoolExecutor(2) as pool:
-                runs = [pool.submit(meeting.publisher, publisher)]
-                publisher.wait(runs[0])
-                runs.append(pool.submit(meeting.collector, collector))
-                collector.wait(runs[1])
-                order = [(publisher, runs[0]), (collector, runs[1])]
-                for bucket, run in order if publisher_first else reversed(order):
-                    bucket.go.set()
-                    run.result()
-            met.add(meeting.check(everybody))
+    pairs = product(stops_of_publisher(asked["publisher"]), stops_of_collector(asked["collector"]))
+    if all_of_them:
+        pairs = product(range(len(asked["publisher"])), range(len(asked["collector"])))
+    for (first, second), publisher_first in product(pairs, (True, False)):
+        meeting.afresh()
+        publisher, collector = Stepped(meeting.root, stop=first), Stepped(meeting.root, stop=second)
+        order = [(publisher, meeting.publisher), (collector, meeting.collector)]
+        with ThreadPoolExecutor(2) as pool:
+            runs = []
+            for bucket, act in order if publisher_first else reversed(order):
+                runs.append((bucket, pool.submit(act, bucket)))
+                bucket.wait(runs[-1][1])
+            for bucket, run in runs:
+                bucket.go.set()
+                run.result()
+        met.add(meeting.check(everybody))
     assert met >= {("done", "done"), ("done", "stopped"), ("stopped", "done"), ("stopped", "stopped")}
 
 
@@ -452,10 +452,17 @@ class Stepped(DirectoryBucket):
         super().delete(path)
 
 
-def stops(asked: list[str], *, all_of_them: bool) -> list[int]:
-    """Before which requests to stop: all, or those by which they see each other."""
-    near = [number for number, path in enumerate(asked) if path.startswith("gc/")]
-    return list(range(len(asked) + 1)) if all_of_them else [*near, near[-1] + 1]
+def stops_of_publisher(asked: list[str]) -> list[int]:
+    """Before it looks for a collector, before it looks at blobs, after that, and before all becomes public."""
+    look = asked.index("gc/tombstones.json")
+    public = max(number for number, path in enumerate(asked) if path == "metadata/timestamp.json")
+    return [look, look + 1, next(number for number, path in enumerate(asked) if path.startswith("targets/")), public]
+
+
+def stops_of_collector(asked: list[str]) -> list[int]:
+    """Before it says that it deletes, before it looks for publishers, after that, and before it deletes."""
+    look = asked.index("gc/publishing")
+    return [look - 1, look, look + 1, next(number for number, path in enumerate(asked) if path.startswith("targets/"))]
 
 
 def test_of_two_collectors_one_stops(make_keys: Make, tiny: Make, tmp_path: Path) -> None:
