@@ -135,7 +135,7 @@ def test_faults_of_the_file_system_are_source_errors(bucket: DirectoryBucket, tm
     bucket.root.write_text("a file, not a directory")
     with pytest.raises(SourceError, match="cannot write 'x'"):
         bucket.put_if_absent("x", b"")
-    with pytest.raises(SourceError, match="cannot (read|write) 'x'"):
+    with pytest.raises(SourceError, match=r"cannot (read|write) 'x'"):
         update(bucket, "x", lambda _: b"")
     with pytest.raises(SourceError):
         DirectoryBucket(tmp_path / "other").put_if_absent("x", tmp_path / "absent")
