@@ -131,6 +131,7 @@ class Answer:
         self.headers = response.headers
         self._response = response
         self._received = received
+        self._finished = False
 
     def read(self, limit: int, *, seconds: float) -> bytes:
         """What has come, at most `limit` bytes of it; b"" at the end.  Raises one of `Broken`."""
@@ -143,7 +144,10 @@ class Answer:
         return self._response.length in (None, 0)
 
     def finish(self) -> bool:
-        """Be done with it; tells whether the connection can take another request."""
+        """Be done with it; tells, the first time, whether the connection can take another request."""
+        if self._finished:
+            return False  # by now the connection may be somebody else's
+        self._finished = True
         reusable = not self._response.will_close and (self._response.isclosed() or self._response.length == 0)
         self._response.close()
         if not reusable:

@@ -488,6 +488,17 @@ def test_misses_and_redirects_do_not_cost_a_connection_each(
     assert mirror.connections == 1
 
 
+def test_a_connection_is_never_given_to_two_readers(
+    source: HttpSource, mirror: Mirror, digest: Digest, content: bytes
+) -> None:
+    with pytest.raises(SourceError):
+        source.document("metadata/9.root.json", 100)
+    with source.read(digest, len(content)) as one, source.read(digest, len(content)) as other:
+        assert b"".join(other) == content
+        assert b"".join(one) == content
+    assert mirror.connections == 2
+
+
 # -- mirrors that are not there ----------------------------------------------------------------------------------------
 
 
