@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from datetime import datetime, timezone
 from functools import cache, partial
 from pathlib import Path
@@ -147,17 +148,17 @@ def changed(value: Any, choices: Choices) -> bytes:
             continue
         key, what = keys[choices.below(len(keys))], choices.below(6)
         if what <= 2:
-            parent[key] = ODD[choices.below(len(ODD))]
+            parent[key] = deepcopy(ODD[choices.below(len(ODD))])
         elif what == 3:
             del parent[key]
         elif what == 4 and isinstance(parent, list):
-            parent.append(parent[key])
+            parent.append(deepcopy(parent[key]))
         elif what == 4 and isinstance(parent, dict):
             name = ODD[choices.below(len(ODD))]
-            parent[name if isinstance(name, str) else f"{key}x"] = parent[key]
+            parent[name if isinstance(name, str) else f"{key}x"] = deepcopy(parent[key])
         else:
             other = places[choices.below(len(places))]
-            parent[key] = json.loads(json.dumps(other))
+            parent[key] = deepcopy(other)
     written = json.dumps(value, separators=(",", ":"), ensure_ascii=bool(choices.below(2))).encode(
         errors="surrogatepass"
     )
@@ -181,9 +182,8 @@ def containers(value: Any) -> Iterator[Any]:
 
 @cache
 def scratch() -> Path:
-    """One directory for the files of all targets; on a file system in memory if there is one."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="kartifacts-fuzz-", dir=memory if memory.is_dir() else None))
+    """One directory for the files of all targets."""
+    return Path(tempfile.mkdtemp(prefix="kartifacts-fuzz-"))
 
 
 def remove_scratch() -> None:
@@ -204,7 +204,7 @@ def file_of(data: bytes, name: str) -> Path:
 def read_metadata(data: bytes) -> None:
     """Each way to read a file of metadata; one that refuses it does not spare the others."""
     readers: tuple[Callable[[bytes], object], ...] = (
-        *(lambda data, kind=kind: signed.parse(data, kind, "it") for kind in (Root, Targets, Snapshot, Timestamp)),  # type: ignore[misc]
+        *(lambda data, kind=kind: signed.parse(data, kind, "it") for kind in (Root, Targets, Snapshot, Timestamp)),
         view_of,
         grants_of,
         signed_by,
@@ -280,7 +280,7 @@ METADATA = ("metadata/2.root.json", *ROLES, SNAPSHOT, "metadata/timestamp.json")
 
 def _sealed(name: str, value: Any) -> bytes:
     signers = small().keyring.signers(name.split(".")[-2].rpartition("/")[2])
-    content = encode_canonical(value).encode()
+    content = (encode_canonical(value) or "").encode()
     signatures = [signer.sign(content).to_dict() for signer in signers]
     return json.dumps({"signatures": signatures, "signed": value}, separators=(",", ":")).encode()
 
