@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kartifacts.errors import SourceError, VerificationError
+from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.model.digest import parse_digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, View, blob_path, target_path
 from kartifacts.model.manifest import MAX_INDEX, MEDIA_INDEX, MEDIA_MANIFEST, NOTE
@@ -67,6 +67,7 @@ def retain(
     Raises:
         Busy: somebody publishes, or deletes too; nothing was deleted.
         Unlisted: the bucket cannot tell what it holds.
+        ConfigError: nothing is signed there.
         VerificationError: what is public does not hold or is not complete; nothing was deleted.
         SourceError: the bucket cannot be read or written.
     """
@@ -128,8 +129,12 @@ def _reached(bucket: Bucket, keyring: Keyring, now: datetime) -> set[str]:
     """The paths of all that somebody who reads now may ask for."""
     reached: set[str] = set()
     views: tuple[View, ...] = ("online", "airgap")
-    for view in views:
-        trusted = read_public(bucket, keyring, view, now).trusted
+    shown = [read_public(bucket, keyring, view, now).trusted for view in views]
+    if not any(shown):
+        raise ConfigError(
+            f"{bucket.name} has no signed metadata, so nobody can tell what is public: nothing is signed there"
+        )
+    for trusted in shown:
         if trusted is not None:
             reached |= set(trusted.files)
             for library in trusted.libraries.values():
