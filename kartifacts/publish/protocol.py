@@ -145,7 +145,9 @@ def _publish_signed(
                 _check_sent(bucket, path, digest, pin.size, f"release index of {pin.library} {pin.version}")
             needs[path] = pin.size
         for name, (path, content) in extras.items():
-            if bucket.put_if_absent(path, content) == "created":
+            blob = blob_path(sha256(content))
+            put = bucket.copy_if_absent(blob, path) if blob in needs else bucket.put_if_absent(path, content)
+            if put == "created":
                 _check_sent(bucket, path, *_of(content), f"provenance of {name}")
             needs[path] = len(content)
         return commit(bucket, keyring, changes, needs=needs, ready=lease.check)
