@@ -7,6 +7,7 @@ under a tag that is made of its path.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -29,6 +30,11 @@ _REPOSITORY = re.compile(r"(?=.{1,255}$)[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0
 _SCHEMES = {"oci": "https", "oci+http": "http"}
 _HUB = "docker.io"
 _MAX_TAG = 128
+_MANIFEST = {
+    "schemaVersion": 2,
+    "mediaType": MEDIA_MANIFEST,
+    "config": {"mediaType": MEDIA_EMPTY, "digest": f"sha256:{sha256(EMPTY).hexdigest()}", "size": len(EMPTY)},
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,10 @@ def parse_registry(text: str) -> Registry:
 
 # -- tags --------------------------------------------------------------------------------------------------------------
 #
-# No other tag begins with '_': releases do with a letter or digit, lists of referrers with 'sha256-'.
+# No other tag begins so: those of releases do with a letter or digit, of lists of referrers with 'sha256-', and those
+# that only keep blobs from being collected as garbage with KEPT.
+
+KEPT = "_.kept."
 
 
 def tag_of(path: str) -> str:
@@ -98,7 +107,7 @@ def tag_of(path: str) -> str:
 
 def path_of(tag: str) -> str | None:
     """The path of a file by its tag; "" if only its manifest tells; None if it is the tag of something else."""
-    if not tag.startswith("_"):
+    if not tag.startswith("_") or tag.startswith(KEPT):
         return None
     if tag.startswith("_-"):
         return ""
@@ -112,10 +121,8 @@ def file_manifest(path: str, digest: Digest, size: int, created: str) -> bytes:
     """The manifest of the file `path`, whose content is the blob `digest`."""
     return canonical_json(
         {
-            "schemaVersion": 2,
-            "mediaType": MEDIA_MANIFEST,
+            **_MANIFEST,
             "artifactType": ARTIFACT_FILE,
-            "config": {"mediaType": MEDIA_EMPTY, "digest": f"sha256:{sha256(EMPTY).hexdigest()}", "size": len(EMPTY)},
             "layers": [
                 {
                     "mediaType": ARTIFACT_FILE,
@@ -127,6 +134,15 @@ def file_manifest(path: str, digest: Digest, size: int, created: str) -> bytes:
             "annotations": {CREATED: created},
         }
     )
+
+
+def keeping_manifest(blobs: Mapping[Digest, int]) -> bytes:
+    """A manifest of nothing but blobs and their sizes, so that they count as used."""
+    layers = [
+        {"mediaType": "application/octet-stream", "digest": f"sha256:{digest}", "size": blobs[digest]}
+        for digest in sorted(blobs)
+    ]
+    return canonical_json({**_MANIFEST, "artifactType": "application/vnd.kartifacts.kept.v1", "layers": layers})
 
 
 def file_layer(manifest: bytes, where: str, path: str = "") -> Descriptor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from kartifacts.errors import VerificationError
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.layout import blob_path
+from kartifacts.publish.buckets.oci import OciBucket
 from kartifacts.publish.repository import Repository
+from kartifacts.publish.verify import verify_repository
 from kartifacts.remote.registry import tag_of
 from tests.conftest import Machine, Released
 from tests.stores.conftest import require
@@ -168,6 +171,24 @@ def test_a_fetch_that_breaks_off_goes_on(plain: Running, released: Released, mac
         passing.rules.append(break_off)
         fetch_and_load(machine, released, passing.url("kart/broken"))
     assert cut
+
+
+def test_what_a_registry_throws_away_is_nothing_that_a_release_needs(
+    released: Released, machine: Machine, tmp_path: Path
+) -> None:
+    with registry(tmp_path / "registry") as running:
+        publish(machine, released, running.url("kart/kept"))
+        orphan = os.urandom(1000)
+        OciBucket(running.url("kart/kept"), machine.settings()).put_if_absent(blob_path(sha256(orphan)), orphan)
+    subprocess.run(
+        ["docker-registry", "garbage-collect", running.state / "config.yml"], check=True, capture_output=True
+    )
+    with registry(tmp_path / "registry") as running:
+        bucket = OciBucket(running.url("kart/kept"), machine.settings())
+        assert bucket.size(blob_path(sha256(orphan))) is None  # so it did collect
+        for blob in verify_repository(released.path).blobs:
+            assert bucket.digest(blob_path(blob.digest)) == (blob.digest, blob.size)
+        fetch_and_load(machine, released, running.url("kart/kept"))
 
 
 # -- carried by others' tools ------------------------------------------------------------------------------------------

@@ -22,17 +22,18 @@ from kartifacts.model.digest import Digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, check_path
 from kartifacts.model.manifest import MAX_INDEX, MAX_PACK, MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
 from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped, Unlisted
-from kartifacts.publish.buckets.oci_content import named, subject_of, with_referrer
+from kartifacts.publish.buckets.oci_content import blob_digest, named, parts_of, subject_of, with_referrer, written_at
 from kartifacts.publish.buckets.sent import Sent
 from kartifacts.publish.buckets.uploads import CHUNK, Uploads, check_digest, length_of
 from kartifacts.remote.addresses import Address, redirected
 from kartifacts.remote.registry import (
-    CREATED,
     EMPTY,
+    KEPT,
     MAX_FILE_MANIFEST,
     TITLE,
     file_layer,
     file_manifest,
+    keeping_manifest,
     manifest_type,
     parse_registry,
     path_of,
@@ -43,7 +44,6 @@ from kartifacts.remote.writer import MAX_ANSWER, Refused, Reply, Writer
 
 log = logging.getLogger(__name__)
 
-_BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
 _MAX_PAGES = 10_000
 
 
@@ -84,6 +84,7 @@ class OciBucket:
         self._retries = settings.retries
         self._settings = settings
         self._chunk = chunk
+        self._loose: dict[Digest, int] = {}  # blobs that were written, and that no manifest names yet
 
     def __repr__(self) -> str:
         return f"OciBucket({self.name!r})"
@@ -96,7 +97,7 @@ class OciBucket:
     # -- objects that never change -------------------------------------------------------------------------------------
 
     def put_if_absent(self, path: str, content: bytes | Path) -> Literal["created", "same"]:
-        digest = _blob_digest(path)
+        digest = blob_digest(path)
         if digest is None:
             return self._put_file(path, Sent(content))
         with Sent(content).open() as file:
@@ -104,21 +105,31 @@ class OciBucket:
             file.seek(0)
             manifest = file.read() if size <= MAX_INDEX else b""
             kind = manifest_type(manifest)
-            about = subject_of(manifest) if kind == MEDIA_MANIFEST else None
-            address = self._registry.blob(digest) if kind is None else self._manifest(digest)
-            if self._length(address) is not None:
-                if self.digest(path) != (digest, size):
-                    raise self._conflict(path)
-                if about is not None:
-                    self._put_referrer(manifest, about)  # whoever sent it may not have come to list it
+            if kind is not None:
+                return self._put_image(path, digest, manifest, kind)
+            self._loose[digest] = size
+            if self._is_there(self._registry.blob(digest), path, digest, size):
                 return "same"
-            if about is not None:
-                self._put_referrer(manifest, about)
-            elif kind is None:
-                self._uploads.send(digest, file, size)
-            else:
-                self._put_manifest(f"sha256:{digest}", manifest, kind)
+            self._uploads.send(digest, file, size)
         return "created"
+
+    def _put_image(self, path: str, digest: Digest, manifest: bytes, kind: str) -> Literal["created", "same"]:
+        about = subject_of(manifest) if kind == MEDIA_MANIFEST else None
+        there = self._is_there(self._manifest(digest), path, digest, len(manifest))
+        if about is not None:
+            self._put_referrer(manifest, about)  # also what is there: whoever sent it may not have come to list it
+        elif not there:
+            self._put_manifest(f"sha256:{digest}", manifest, kind)
+        for part in parts_of(manifest):
+            self._loose.pop(part, None)
+        return "same" if there else "created"
+
+    def _is_there(self, address: Address, path: str, digest: Digest, size: int) -> bool:
+        if self._length(address) is None:
+            return False
+        if self.digest(path) != (digest, size):
+            raise self._conflict(path)
+        return True
 
     def copy_if_absent(self, source: str, path: str) -> Literal["created", "same"]:
         return self.put_if_absent(path, self.get(source))
@@ -141,7 +152,7 @@ class OciBucket:
         return persist(once, retries=self._retries)
 
     def size(self, path: str) -> int | None:
-        digest = _blob_digest(path)
+        digest = blob_digest(path)
         if digest is None:
             found = self._file(path)
             return found.layer.size if found is not None else None
@@ -169,9 +180,19 @@ class OciBucket:
         found = self._file(path)
         if (found.mark if found is not None else "") != (before.mark if before is not None else ""):
             raise self._raced(path)
+        self._keep_loose()
         if path == OCI_INDEX:
             self._tag_images(content, before.content if before is not None else None)
         self._write_file(path, Sent(content))
+
+    def _keep_loose(self) -> None:
+        """Name what no manifest names, before anything else does: a registry throws such blobs away."""
+        loose = dict(self._loose)
+        if loose:
+            self._put_blob(Sent(EMPTY))
+            manifest = keeping_manifest(loose)
+            self._put_manifest(f"{KEPT}{sha256(manifest)[:32]}", manifest, MEDIA_MANIFEST)
+            self._loose.clear()
 
     def _tag_images(self, index: bytes, before: bytes | None) -> None:
         """Give what index.json names the same name here, as a tag: a registry lists nothing else."""
@@ -198,11 +219,11 @@ class OciBucket:
                 continue
             file = self._file_at(tag, path)
             if file is not None and file.layer.annotations[TITLE].startswith(below):
-                found.append(Listed(file.layer.annotations[TITLE], file.layer.size, _seconds(file.layer)))
+                found.append(Listed(file.layer.annotations[TITLE], file.layer.size, written_at(file.layer)))
         return sorted(found)
 
     def delete(self, path: str) -> None:
-        digest = _blob_digest(path)
+        digest = blob_digest(path)
         if digest is not None:
             for address in (self._registry.blob(digest), self._manifest(digest)):
                 if self._length(address) is not None:
@@ -248,15 +269,19 @@ class OciBucket:
     def _write_file(self, path: str, sent: Sent) -> None:
         digest, size = sent.digest
         for blob in (sent, Sent(EMPTY)):
-            if self._uploads.size(blob.digest[0]) is None:
-                with blob.open() as file:
-                    self._uploads.send(blob.digest[0], file, blob.size)
+            self._put_blob(blob)
         now = datetime.now(timezone.utc).isoformat(timespec="microseconds")
         manifest = file_manifest(path, digest, size, now)
         self._put_manifest(tag_of(path), manifest, MEDIA_MANIFEST)
         found = self._file(path)
         if found is None or found.mark != f"sha256:{sha256(manifest)}":
             raise self._raced(path)
+
+    def _put_blob(self, sent: Sent) -> None:
+        digest, size = sent.digest
+        if self._length(self._registry.blob(digest)) is None:
+            with sent.open() as file:
+                self._uploads.send(digest, file, size)
 
     def _file(self, path: str) -> _File | None:
         return self._file_at(tag_of(check_path(path, what="a path in a bucket")), path)
@@ -323,7 +348,7 @@ class OciBucket:
 
     def _content_address(self, path: str, limit: int) -> Address:
         """Where the bytes of an object are."""
-        digest = _blob_digest(path)
+        digest = blob_digest(path)
         if digest is None:
             found = self._file(path)
             if found is None:
@@ -364,16 +389,3 @@ class OciBucket:
 
     def _raced(self, path: str) -> Raced:
         return Raced(f"{path!r} in {self.name} was changed by somebody else in the meantime")
-
-
-def _blob_digest(path: str) -> Digest | None:
-    found = _BLOB.fullmatch(check_path(path, what="a path in a bucket"))
-    return Digest(found[1]) if found else None
-
-
-def _seconds(layer: Descriptor) -> float:
-    """When a file was written, by the clock of who wrote it: registries do not say."""
-    try:
-        return datetime.fromisoformat(layer.annotations[CREATED]).timestamp()
-    except (KeyError, ValueError):
-        return 0.0

@@ -1,16 +1,19 @@
-"""What stands in the manifests and indexes of others: names, subjects, lists of referrers."""
+"""What paths, manifests and indexes say: digests, names, parts, subjects, times."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any
 
 from kartifacts.errors import VerificationError
 from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
-from kartifacts.model.layout import OCI_INDEX
-from kartifacts.model.manifest import MEDIA_INDEX, MEDIA_MANIFEST
+from kartifacts.model.layout import OCI_INDEX, check_path
+from kartifacts.model.manifest import MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
+from kartifacts.remote.registry import CREATED
 
 _REF_NAME = "org.opencontainers.image.ref.name"
+_BLOB = re.compile(r"blobs/sha256/([0-9a-f]{64})")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # files of ours have tags that begin with '_'
 
 
@@ -26,6 +29,14 @@ def named(index: bytes) -> list[tuple[str, Digest]]:
     except (VerificationError, LookupError, TypeError, AttributeError):
         return []  # whoever made it has looked at it; here nothing hangs on it
     return found
+
+
+def parts_of(manifest: bytes) -> set[Digest]:
+    """The blobs that a manifest names: its config and its layers."""
+    content = strict_json(manifest, what="a manifest")
+    layers = content.get("layers") if isinstance(content, dict) else None
+    parts = [content.get("config"), *(layers if isinstance(layers, list) else ())] if isinstance(content, dict) else []
+    return {parse_digest(str(part.get("digest")), what="a manifest") for part in parts if isinstance(part, dict)}
 
 
 def subject_of(manifest: bytes) -> Digest | None:
@@ -57,3 +68,16 @@ def with_referrer(index: bytes | None, manifest: bytes, where: str) -> bytes:
     if content.get("annotations"):
         entry["annotations"] = content["annotations"]
     return canonical_json({**found, "manifests": [*entries, entry]})
+
+
+def blob_digest(path: str) -> Digest | None:
+    found = _BLOB.fullmatch(check_path(path, what="a path in a bucket"))
+    return Digest(found[1]) if found else None
+
+
+def written_at(layer: Descriptor) -> float:
+    """When a file was written, by the clock of who wrote it: registries do not say."""
+    try:
+        return datetime.fromisoformat(layer.annotations[CREATED]).timestamp()
+    except (KeyError, ValueError):
+        return 0.0

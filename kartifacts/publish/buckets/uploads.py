@@ -36,10 +36,6 @@ class Uploads:
         self._retries = retries
         self._chunk = chunk
 
-    def size(self, digest: Digest) -> int | None:
-        """Bytes of a blob that is there; None if it is not."""
-        return persist(lambda: length_of(self._writer, self._registry.blob(digest)), retries=self._retries)
-
     def send(self, digest: Digest, file: BinaryIO, size: int) -> None:
         """Send the `size` bytes of `file`, whose sha256 is `digest`.
 
