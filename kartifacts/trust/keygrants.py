@@ -12,7 +12,7 @@ from tuf.api.metadata import DelegatedRole, Delegations, Role, Root, Targets
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.layout import View
 from kartifacts.trust.released import TOP_LEVEL, check_library
-from kartifacts.trust.signed import VIEW_FIELD, add_signers, encode, lifetime, parse_any, sign
+from kartifacts.trust.signed import VIEW_FIELD, add_signers, encode, lifetime, parse_any, sign, signed_bytes
 
 
 class Grant(NamedTuple):
@@ -70,7 +70,7 @@ def add_signatures(content: bytes, signers: Sequence[Signer], *, others: bytes |
     metadata = parse_any(content, "metadata")
     if others is not None:
         copy = parse_any(others, "the other copy")
-        if copy.signed_bytes != metadata.signed_bytes:
+        if signed_bytes(copy, "the other copy") != signed_bytes(metadata, "metadata"):
             raise VerificationError("the other copy is not the same metadata: what was signed there differs")
         metadata.signatures = {**copy.signatures, **metadata.signatures}
     add_signers(metadata, signers)

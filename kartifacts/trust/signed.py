@@ -55,6 +55,14 @@ def parse_any(content: bytes, what: str) -> Metadata[Any]:
         raise VerificationError(f"{what} is not TUF metadata: {error.__cause__ or error}") from error
 
 
+def signed_bytes(metadata: Metadata[Any], what: str) -> bytes:
+    """What signatures of metadata are over; a `VerificationError` if nothing can be, as over a fraction."""
+    try:
+        return metadata.signed_bytes
+    except SerializationError as error:
+        raise VerificationError(f"{what} cannot have been signed: {str(error.__cause__ or error)[-200:]}") from error
+
+
 def view_in(root: bytes) -> View:
     """The view that a root is of."""
     view = parse(root, Root, "root").signed.unrecognized_fields.get(VIEW_FIELD)
@@ -76,11 +84,12 @@ def sign(
 
 
 def add_signers(metadata: Metadata[Any], signers: Sequence[Signer]) -> None:
+    content = signed_bytes(metadata, f"this {metadata.signed.type}")
     for signer in sorted(signers, key=lambda signer: str(signer.public_key.keyid)):
         key = signer.public_key
         try:
             signature = metadata.sign(signer, append=True)
-            key.verify_signature(signature, metadata.signed_bytes)
+            key.verify_signature(signature, content)
         except (UnsignedMetadataError, UnverifiedSignatureError) as error:
             raise ConfigError(
                 f"the key {key.keyid[:8]} did not sign: {error}",

@@ -14,7 +14,7 @@ from kartifacts.errors import ConfigError, PublishConflict, VerificationError
 from kartifacts.model.layout import View, check_name, target_name
 from kartifacts.trust.keygrants import grants_of
 from kartifacts.trust.released import Released, check_library
-from kartifacts.trust.signed import lifetime, parse, parse_any, sign, view_in
+from kartifacts.trust.signed import lifetime, parse, parse_any, sign, signed_bytes, view_in
 
 _VERSIONED = re.compile(r"([1-9][0-9]{0,17})\.(.+\.json)")
 
@@ -175,8 +175,9 @@ def check_signed(delegator: bytes, role: str, content: bytes, what: str) -> None
     if not isinstance(signed, (Root, Targets)):
         raise VerificationError(f"a {signed.type} cannot say who signs {what}")
     metadata = parse_any(content, what)
+    over = signed_bytes(metadata, what)
     try:
-        result = signed.get_verification_result(role, metadata.signed_bytes, metadata.signatures)
+        result = signed.get_verification_result(role, over, metadata.signatures)
     except ValueError as error:
         raise VerificationError(f"{what}: {signed.type} {signed.version} names no role {role!r}") from error
     if not result:

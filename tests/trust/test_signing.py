@@ -339,6 +339,19 @@ def test_signatures_below_the_threshold_are_counted() -> None:
     check_signed(delegator, "mylib", add_signatures(content, [signers[2]]), "1.mylib.json")
 
 
+def test_what_cannot_be_signed_at_all_is_refused(keys: dict[str, list[Signer]], public: dict[str, bytes]) -> None:
+    """A fraction has no canonical spelling, so nothing says over which bytes a signature would be."""
+    odd = json.loads(public["timestamp"])
+    odd["signed"]["more"] = 1.5
+    content = json.dumps(odd).encode()
+    with pytest.raises(VerificationError, match="cannot have been signed"):
+        check_signed(public["root"], "timestamp", content, "timestamp.json")
+    with pytest.raises(VerificationError, match="cannot have been signed"):
+        add_signatures(content, keys["timestamp"])
+    with pytest.raises(VerificationError, match="cannot have been signed"):
+        add_signatures(public["timestamp"], (), others=content)
+
+
 def test_signatures_of_two_copies_come_together_only_if_they_are_copies() -> None:
     one, two = new(2)
     base = targets_of({}, version=1, signers=[], now=NOW)
