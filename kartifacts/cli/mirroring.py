@@ -60,6 +60,11 @@ def _filtering(command: click.decorators.FC) -> click.decorators.FC:
     return command
 
 
+_single_writer = click.option(
+    "--single-writer",
+    is_flag=True,
+    help="Nobody else writes to BUCKET meanwhile, so its writes need not be conditional.",
+)
 _threads = click.option("--threads", default=None, help="Parallel transfers; default: KARTIFACTS_DOWNLOAD_THREADS.")
 
 
@@ -73,6 +78,7 @@ def mirror_command() -> None:
 @click.argument("bucket")
 @_trusting
 @_filtering
+@_single_writer
 @_threads
 @json_option
 def pull_command(
@@ -84,6 +90,7 @@ def pull_command(
     versions: tuple[str, ...],
     channels: tuple[str, ...],
     archs: str,
+    single_writer: bool,
     threads: str | None,
     as_json: bool,
 ) -> None:
@@ -100,6 +107,7 @@ def pull_command(
         mirroring.trust_of(roots, lock),
         mirroring.filter_of(libraries, versions, channels, archs),
         config.read(overrides={"download_threads": threads}),
+        single_writer=single_writer,
     )
     emit(as_json, report, _brought(report))
 
@@ -203,10 +211,17 @@ def list_command(bucket: str, as_json: bool) -> None:
 @click.argument("archive", type=_ANY)
 @click.argument("bucket")
 @_trusting
+@_single_writer
 @_threads
 @json_option
 def import_command(
-    archive: Path, bucket: str, roots: tuple[Path, ...], lock: Path | None, threads: str | None, as_json: bool
+    archive: Path,
+    bucket: str,
+    roots: tuple[Path, ...],
+    lock: Path | None,
+    single_writer: bool,
+    threads: str | None,
+    as_json: bool,
 ) -> None:
     """Bring the mirror BUCKET to the state that ARCHIVE (a file or directory of `mirror export`) carries.
 
@@ -215,7 +230,11 @@ def import_command(
     from kartifacts.cli.flows import mirroring
 
     report = mirroring.import_(
-        archive, bucket, mirroring.trust_of(roots, lock), config.read(overrides={"download_threads": threads})
+        archive,
+        bucket,
+        mirroring.trust_of(roots, lock),
+        config.read(overrides={"download_threads": threads}),
+        single_writer=single_writer,
     )
     emit(as_json, report, _brought(report))
 

@@ -51,11 +51,13 @@ def filter_of(libraries: Sequence[str], versions: Sequence[str], channels: Seque
     )
 
 
-def pull(source: str, bucket: str, trust: Trust, chosen: Filter, settings: Settings) -> Report:
+def pull(
+    source: str, bucket: str, trust: Trust, chosen: Filter, settings: Settings, *, single_writer: bool = False
+) -> Report:
     """Bring a mirror to the state of `source`."""
     from kartifacts.mirror.pull import pull
 
-    target = open_bucket(bucket, settings)
+    target = open_bucket(bucket, settings, single_writer=single_writer)
     with bar(settings, "mirroring", "B") as progress:
         contents, done = pull(_open(source, settings), target, trust, chosen, settings, progress=progress)
     return _brought(target.name, contents, done)
@@ -112,11 +114,11 @@ def listing(bucket: str, settings: Settings) -> str:
     return listing(open_bucket(bucket, settings))
 
 
-def import_(archive: Path, bucket: str, trust: Trust, settings: Settings) -> Report:
+def import_(archive: Path, bucket: str, trust: Trust, settings: Settings, *, single_writer: bool = False) -> Report:
     """Bring a mirror to the state that was carried here."""
     from kartifacts.mirror.carry import import_
 
-    target = open_bucket(bucket, settings)
+    target = open_bucket(bucket, settings, single_writer=single_writer)
     with bar(settings, "importing", "B") as progress:
         contents, done = import_(archive, target, trust, settings, progress=progress)
     return _brought(target.name, contents, done)
