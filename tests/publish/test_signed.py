@@ -14,6 +14,7 @@ import pytest
 from kartifacts.errors import ConfigError, ExpiredMetadata, PublishConflict, SourceError, VerificationError
 from kartifacts.model.digest import sha256
 from kartifacts.model.layout import View
+from kartifacts.publish.buckets import Unlisted
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.commit import commit, publish_staged, refresh_timestamp
 from kartifacts.publish.editing import promoting, retiring
@@ -213,10 +214,12 @@ def test_a_first_publish_of_another_keyring_that_was_cut_is_not_taken_over(
     assert bucket.size("metadata/timestamp.json") is None
 
 
+@pytest.mark.parametrize("many", [0, 100], ids=["listed", "one by one"])
 @pytest.mark.parametrize("what", ["blobs", "targets"])
 def test_what_went_missing_since_it_was_sent_is_never_made_public(
-    make_keys: Make, tiny: Make, bucket: DirectoryBucket, what: str
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, what: str, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("kartifacts.publish.commit._MANY", many)
     keyring = make_keys()
     publish(tiny("1"), bucket, keyring=keyring)
     metadata = list(bucket.root.rglob("timestamp.json"))
@@ -238,6 +241,19 @@ def test_what_went_missing_since_it_was_sent_is_never_made_public(
     assert [path.read_bytes() for path in metadata] == before
     publish(source, bucket, keyring=keyring)
     assert set(released(bucket, keyring)) == {"demo 1", "demo 2"}
+
+
+def test_what_cannot_be_listed_is_asked_for_one_by_one(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(DirectoryBucket):
+        def list(self, prefix: str) -> Any:
+            raise Unlisted(f"{prefix} cannot be listed")
+
+    monkeypatch.setattr("kartifacts.publish.commit._MANY", 0)
+    keyring = make_keys()
+    publish(tiny("1"), Closed(bucket.root), keyring=keyring)
+    assert set(released(bucket, keyring)) == {"demo 1"}
 
 
 @pytest.mark.parametrize("role", ["demo", "snapshot", "targets"])
