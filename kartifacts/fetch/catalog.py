@@ -24,20 +24,19 @@ from kartifacts.model.manifest import (
 class Bundle:
     """One bundle of a pinned release; its manifest and its table are read when they are first asked for."""
 
-    def __init__(self, descriptor: Descriptor, transfer: Transfer) -> None:
+    def __init__(self, pin: Pin, descriptor: Descriptor, transfer: Transfer) -> None:
+        self.pin = pin
         self.descriptor = descriptor
         self._transfer = transfer
 
     def __repr__(self) -> str:
-        note = self.descriptor.note
-        return f"<Bundle {note('library')} {note('version')} {note('family')} for {note('arch')}>"
+        return f"<Bundle {self.name}>"
 
     @property
     def name(self) -> str:
         note = self.descriptor.note
-        return " ".join(
-            text for text in (note("library"), note("version"), note("family"), note("arch")) if text
-        ) or str(self.descriptor.sha256[:12])
+        words = (self.pin.library, self.pin.version, note("family") or self.descriptor.sha256[:12], note("arch"))
+        return " ".join(word for word in words if word)
 
     @cached_property
     def manifest(self) -> BundleManifest:

@@ -67,7 +67,7 @@ class Fetcher:
     def bundles(self, pin: Pin) -> list[Bundle]:
         """The bundles of a release; choose by their descriptors' notes before touching manifest or table."""
         if pin.sha256 not in self._bundles:
-            self._bundles[pin.sha256] = [Bundle(each, self._transfer) for each in self.release(pin).manifests]
+            self._bundles[pin.sha256] = [Bundle(pin, each, self._transfer) for each in self.release(pin).manifests]
         return self._bundles[pin.sha256]
 
     def blob(self, digest: Digest, size: int, *, what: str) -> bytes:

@@ -27,6 +27,8 @@ from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.oci_index import claim, refuse_other_claim, refuse_unless_same
 from kartifacts.publish.repository import Repository, bundle_name
 
+_ENTRY_NOTES = frozenset(NOTE + name for name in ("family", "arch", "abi", "materials", "materials-size"))
+
 
 def make_release(directory: Path, library: str, version: str, bundles: Sequence[Descriptor]) -> Descriptor:
     """Write the release index of `bundles`, which lie in the repository `directory` already.
@@ -47,12 +49,12 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
         raise ConfigError(f"the release {library} {version} has no bundles", hint="build or import something first")
     repository = Repository(directory)
     for bundle in bundles:
-        repository.bundle(bundle)
+        made_for = repository.bundle(bundle).annotations.get(NOTE + "library", "")
         if materials_of(bundle, what=bundle_name(bundle)) is not None:
             repository.materials(bundle)
-        if bundle.note("library") != library:
-            raise ConfigError(f"a bundle of {bundle.note('library')!r} cannot be part of a release of {library!r}")
-    unique = {bundle.digest: _of_version(bundle, version) for bundle in bundles}.values()
+        if made_for != library:
+            raise ConfigError(f"a bundle of {made_for!r} cannot be part of a release of {library!r}")
+    unique = {bundle.digest: _entry(bundle) for bundle in bundles}.values()
     index = encode(
         Release(
             schema_version=2,
@@ -75,8 +77,10 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     return Descriptor(media_type=MEDIA_INDEX, digest=f"sha256:{pin.sha256}", size=pin.size)
 
 
-def _of_version(bundle: Descriptor, version: str) -> Descriptor:
-    return msgspec.structs.replace(bundle, annotations={**bundle.annotations, NOTE + "version": version})
+def _entry(bundle: Descriptor) -> Descriptor:
+    """A bundle in an index: what a reader chooses by, since the whole index is sent anew when one bundle changes."""
+    notes = {name: text for name, text in bundle.annotations.items() if name in _ENTRY_NOTES}
+    return msgspec.structs.replace(bundle, annotations=notes)
 
 
 def refuse_signed(bucket: Bucket) -> None:
