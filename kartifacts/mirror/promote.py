@@ -81,6 +81,7 @@ def promote(
             update(bucket, MIRROR, lambda _: encode_filter(chosen))
             for release in contents.releases:
                 name_release(bucket, release.pin)
+            done.changed = done.blobs > 0
     return done
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from kartifacts import config
+from kartifacts.config import Settings
+from kartifacts.mirror import reading
 from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.pull import pull
 from kartifacts.mirror.verify import verify
-from kartifacts.publish.buckets import open_bucket
+from kartifacts.publish.buckets import Bucket, open_bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.sources import open_mirror
 from tests.mirror.conftest import Origin
@@ -27,21 +30,35 @@ Snapshot = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture(params=["seaweedfs", "registry", "nginx_uploads"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The text of a bucket, which is that of a mirror as well."""
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes the texts of buckets, which are those of mirrors as well."""
     given: Any = request.getfixturevalue(request.param)
-    if isinstance(given, S3Server):
-        return given.place().text
-    server, _ = given
-    base = f"oci+http://127.0.0.1:{server}" if request.param == "registry" else server
-    return f"{base}/{tmp_path.name.lower().strip('_')}"
+    names = map(str, itertools.count())
+
+    def make() -> str:
+        if isinstance(given, S3Server):
+            return given.place().text
+        server, _ = given
+        base = f"oci+http://127.0.0.1:{server}" if request.param == "registry" else server
+        return f"{base}/{tmp_path.name.lower().strip('_')}-{next(names)}"
+
+    return make
+
+
+def opened(place: str, settings: Settings) -> Bucket:
+    return open_bucket(place, settings, single_writer=place.startswith(("http:", "oci")))
 
 
 def test_a_mirror_on_a_server_is_filled_proved_and_mirrored_again(
-    origin: Origin, place: str, snapshot: Snapshot, tmp_path: Path
+    origin: Origin,
+    place: Callable[[], str],
+    snapshot: Snapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    first, second = place(), place()
     settings = config.read({"HOME": str(tmp_path), "KARTIFACTS_RETRIES": "1", "KARTIFACTS_DOWNLOAD_THREADS": "4"})
-    bucket = open_bucket(place, settings, single_writer=place.startswith(("http:", "oci")))
+    bucket = opened(first, settings)
     for number, version in enumerate(("1.0", "2.0")):
         if number:
             origin.release(version, content=number)
@@ -53,7 +70,10 @@ def test_a_mirror_on_a_server_is_filled_proved_and_mirrored_again(
     _, done = pull(origin.source, bucket, origin.trust, Filter(), settings)
     assert (done.blobs, done.changed) == (0, False)
     again, fresh = tmp_path / "again", replace(settings, store=tmp_path / "fresh")
-    pull(open_mirror(place, fresh), DirectoryBucket(again), origin.trust, Filter(), fresh)
+    monkeypatch.setattr(reading, "IN_MEMORY", 0)  # all through the disk, as what is large
+    pull(open_mirror(first, fresh), opened(second, fresh), origin.trust, Filter(), fresh)
+    assert verify(opened(second, fresh), origin.trust, None, settings).faults == ()
+    pull(open_mirror(second, fresh), DirectoryBucket(again), origin.trust, Filter(), fresh)
     here, there = snapshot(again), snapshot(origin.path)
     assert len(here) > 50
     assert all(content == there[path] for path, content in here.items() if path != "mirror.json")
