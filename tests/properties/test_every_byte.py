@@ -5,6 +5,8 @@ What may change without being refused is told here, and nothing else may:
 - `UNREAD`: what no reader with a root of trust asks for.
 - The array of signatures of a timestamp or of a later root, which no other file can list by its hash.  Hex digits may
   come in upper case, and a signature that is not needed for the threshold may be damaged: what was signed is the same.
+- The T and the Z of the time at which one of these two expires: in lower case it is the same time, and signatures are
+  over what was read, written anew.
 - White space after the end of one of these two.
 """
 
@@ -86,7 +88,15 @@ def check_flip(small: Small, look: Look, name: str, position: int, bit: int) -> 
         if look() is not None:
             where = f"bit {bit} of byte {position} of {name}: {content[max(0, position - 40) : position + 40]!r}"
             assert UNLISTED.fullmatch(name), where
-            assert content.index(b'"signatures":[') < position < content.index(b'],"signed":'), where
+            assert position in unsigned(content), where
+
+
+def unsigned(content: bytes) -> set[int]:
+    """The places in a file of metadata whose case or content no signature is over."""
+    when = re.search(rb'"expires":"[0-9-]{10}(T)[0-9:]{8}(Z)"', content)
+    assert when is not None
+    signatures = range(content.index(b'"signatures":['), content.index(b'],"signed":'))
+    return {*signatures, when.start(1), when.start(2)}
 
 
 def spread(size: int, count: int) -> list[int]:
