@@ -151,12 +151,10 @@ def connect(where: Place, settings: Settings) -> Client:
     Raises:
         ConfigError: boto3 is not installed, or the endpoint, the authorities or a profile is wrong.
     """
-    try:
+    with _boto3_for(where):
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
-    except ImportError as error:
-        raise ConfigError(f"{where.name} needs boto3: {error}", hint="pip install 'kartifacts[s3]'") from error
     config = Config(
         connect_timeout=settings.connect_timeout,
         read_timeout=settings.read_timeout,
@@ -186,6 +184,15 @@ def connect(where: Place, settings: Settings) -> Client:
         raise ConfigError(f"cannot speak to {where.name}: {str(error)[:300]}") from error
 
 
+@contextmanager
+def _boto3_for(where: Place) -> Iterator[None]:
+    """Say of imports inside how to get what they need; whoever comes first has to: an address is signed lazily."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(f"{where.name} needs boto3: {error}", hint="pip install 'kartifacts[s3]'") from error
+
+
 def _proxies(where: Place, settings: Settings) -> Mapping[str, str]:
     """What boto3 is to use instead of the variables that it would read itself; {} for none."""
     host = f"https://{where.bucket}.s3.{where.region or 'us-east-1'}.amazonaws.com"
@@ -200,8 +207,13 @@ def _proxies(where: Place, settings: Settings) -> Mapping[str, str]:
 
 @contextmanager
 def faults(verb: str, what: str, where: Place) -> Iterator[None]:
-    """Whatever boto3 raises inside becomes an `S3Error`; no message of it holds a credential."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    """Whatever boto3 raises inside becomes an `S3Error`; no message of it holds a credential.
+
+    Raises:
+        ConfigError: boto3 is not installed.
+    """
+    with _boto3_for(where):
+        from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
