@@ -316,3 +316,15 @@ def test_what_signs_at_aws_is_not_imported_to_verify_and_works_all_the_same() ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "ok\n", done.stderr
+
+
+def test_no_second_http_client_is_imported_to_verify_and_none_stands_in_for_it_where_it_is_wanted() -> None:
+    code = (
+        "import sys; from kartifacts.trust.client_imports import import_verifiers\n"
+        "import_verifiers(); import kartifacts.trust.client_session\n"
+        "assert not {'urllib3', 'requests'} & sys.modules.keys()\n"
+        "from tuf.ngclient.urllib3_fetcher import Urllib3Fetcher; Urllib3Fetcher(); assert 'urllib3' in sys.modules\n"
+        "print('ok')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "ok\n", done.stderr
