@@ -107,18 +107,15 @@ class Registry:
         rows = self._without_pins()
         wrong: list[VerificationError] = []
         told: set[str] = set()
-        for remote in (False, True) if self.settings.mirrors and not self.settings.offline else (False,):
-            fetcher = self._fetcher(remote=remote)
+        asks = [False, True] if self.settings.mirrors and not self.settings.offline else [False]
+        for remote in asks:
             place = "mirrors" if remote else "local sources and the store"
             with _noting(rows, place, wrong):
                 for bundle, entry in self._fitting(request, rows, wrong, remote=remote):
-                    if bundle.descriptor.digest in told:
-                        continue
-                    told.add(bundle.descriptor.digest)
-                    size = fetcher.missing_bytes(bundle, [entry])
-                    absent = f"{size} bytes to fetch" if remote else f"is not here, {size} bytes"
-                    where = absent if size else f"present, from {fetcher.origin_of(entry)}"
-                    rows.append(Refusal(place, f"{bundle.name} fits: {where}"))
+                    where = self._whereabouts(bundle, entry, remote=remote, last=remote is asks[-1])
+                    if where is not None and bundle.descriptor.digest not in told:
+                        told.add(bundle.descriptor.digest)
+                        rows.append(Refusal(place, f"{bundle.name} fits: {where}"))
         if self.settings.offline:
             rows.append(_OFFLINE)
         if wrong:
@@ -130,6 +127,21 @@ class Registry:
                 rows.append(Refusal("built here before", f"fits: {built.path}"))
             rows.append(jit.explain(spec, self.settings))
         return list(dict.fromkeys(rows))
+
+    def _whereabouts(self, bundle: Bundle, entry: KernelEntry, *, remote: bool, last: bool) -> str | None:
+        """Where a kernel would be had from; None if it is not here, unless this is the `last` to ask."""
+        fetcher = self._fetcher(remote=remote)
+        size = fetcher.missing_bytes(bundle, [entry])
+        if not size:
+            return f"present, from {fetcher.origin_of(entry)}"
+        pack = bundle.manifest.layers[bundle.table.blocks[entry.block].pack]
+        for source in fetcher.sources:
+            if source.blob(pack.sha256, pack.size) is not None:
+                return f"{size} bytes to read from {source.name}"
+        if remote:
+            asked = ", ".join(source.name for source in fetcher.sources if source.mirror)
+            return f"{size} bytes to fetch from {asked}"
+        return f"is not here, {size} bytes" if last else None
 
     def remember(self, uri: str, device: Arch) -> None:
         """Note what loading a kernel that is in the store comes to on a device of this arch, as its first load would.

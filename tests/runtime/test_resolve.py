@@ -162,6 +162,33 @@ def test_what_needs_a_newer_system_is_passed_over_for_what_does_not_before_it_is
         assert mirror.count(packs["cpu:x86-64"]) == 1
 
 
+@pytest.mark.parametrize("before", ["nothing", "the kernel's table", "a bundle for another arch"])
+def test_explain_shows_what_mirrors_would_be_asked_for_whatever_metadata_is_here(
+    machine: Machine, make_release: MakeRelease, before: str
+) -> None:
+    made = make_release(norm("cpu:x86-64-v2"), norm("cpu:x86-64"))
+    with Mirror(made.path) as mirror:
+        settings: dict[str, Any] = {"lock": made.lock_file, "mirrors": f"{mirror.url} https://127.0.0.1:9"}
+        ask = lambda: machine.registry(**settings).explain("norm/rmsnorm", device="cpu", dtype="float32")  # noqa: E731
+        if before == "the kernel's table":
+            ask()
+            machine.cli("fetch", "--ops", "none/none", lock=made.lock_file, mirrors=mirror.url)
+        elif before != "nothing":
+            machine.cli("fetch", "--archs", "cpu:x86-64", lock=made.lock_file, mirrors=mirror.url)
+        fitting = [row for row in ask() if " fits: " in row.reason]
+        assert {row.place for row in fitting} == {"mirrors"} | (
+            {"local sources and the store"} if "another" in before else set()
+        )
+        for row in fitting:
+            if row.place == "mirrors":
+                assert row.reason.endswith(f" bytes to fetch from {mirror.url}, https://127.0.0.1:9")
+        offline = machine.registry(**settings, offline=1).explain("norm/rmsnorm", device="cpu", dtype="float32")
+        assert not [row for row in offline if "to fetch" in row.reason]
+    whole = machine.registry(lock=made.lock_file, mirrors=f"file://{made.path}")
+    rows = [row.reason for row in whole.explain("norm/rmsnorm", device="cpu", dtype="float32")]
+    assert any(f" bytes to read from file://{made.path}" in reason for reason in rows)
+
+
 def packs_of(made: Released) -> dict[str, str]:
     repository = Repository(made.path)
     [pin] = made.lock.releases
