@@ -83,16 +83,27 @@ def _paths(text: str) -> tuple[Path, ...]:
 
 
 def _urls(text: str) -> tuple[str, ...]:
-    urls = tuple(part.rstrip("/") for part in re.split(r"[\s,]+", text) if part)
+    urls = tuple(_url(part) for part in re.split(r"[\s,]+", text) if part)
     for url in urls:
         if not re.match(r"(https?|file|s3|oci|oci\+http)://[^/]|file:///", url):
             raise ValueError(
-                f"{_redacted(url)!r} is not a URL that starts with https://, http://, file://, s3:// or oci://"
+                f"{_redacted(url)!r} is neither an absolute path nor a URL that starts with "
+                "https://, http://, file://, s3:// or oci://"
             )
         if ("?" in url and not url.startswith("s3://")) or "#" in url:
             raise ValueError(f"{_redacted(url)!r} goes on after '?' or '#'; blobs are named below a mirror's URL")
         _check_address(url)
     return urls
+
+
+def _url(text: str) -> str:
+    """A mirror's URL, also where only the path of a directory is given."""
+    path = text.removeprefix("dir:")
+    if not path.startswith("/"):
+        return text.rstrip("/")
+    from urllib.parse import quote
+
+    return f"file://{quote(os.path.normpath(path))}"
 
 
 def _check_address(url: str) -> None:
@@ -141,7 +152,9 @@ VARIABLES = (
     Variable("store", _path, "local content-addressed store of verified artifacts"),
     Variable("workspace", _path, "where the JIT writes objects and logs"),
     Variable(
-        "mirrors", _urls, "mirrors in order, separated by spaces or commas; https://, http://, file://, s3:// or oci://"
+        "mirrors",
+        _urls,
+        "mirrors in order, separated by spaces or commas; https://, http://, s3://, oci:// or the path of a directory",
     ),
     Variable("lock", _path, "kartifacts.lock: the releases, pinned by digest, that may be used"),
     Variable("offline", _flag, "1: open no socket; a missing artifact is an error at once"),

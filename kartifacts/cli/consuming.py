@@ -10,6 +10,7 @@ import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
+from kartifacts.cli.places import Repository
 from kartifacts.cli.sizes import Size
 from kartifacts.errors import VerificationError
 
@@ -103,7 +104,7 @@ def list_command(library: str | None, ops: str, archs: str, as_json: bool) -> No
 
 
 @click.command("verify")
-@click.argument("repository", required=False, type=_DIRECTORY)
+@click.argument("repository", required=False, type=Repository())
 @_selecting
 @click.option("--provenance", is_flag=True, help="Every bundle must have a signed statement of how it was built.")
 @click.option("--root", type=_FILE, help="Root of trust whose metadata names the keys; default: the configured one.")

@@ -96,7 +96,7 @@ def pull_command(
 ) -> None:
     """Copy what SOURCE has released into BUCKET: all that is verified, byte for byte, the timestamp last.
 
-    SOURCE is a directory, or as in KARTIFACTS_MIRRORS; BUCKET is as for `publish` (dir:PATH, s3://..., ...).  Running
+    SOURCE is a directory, or as in KARTIFACTS_MIRRORS; BUCKET is as for `publish` (a directory, s3://...).  Running
     it again sends only what is missing.
     """
     from kartifacts.cli.flows import mirroring

@@ -9,6 +9,7 @@ import click
 from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.cli.keys import passphrase_option, secret_of, single_writer_option
+from kartifacts.cli.places import Repository
 from kartifacts.cli.sizes import Size
 from kartifacts.errors import ConfigError
 
@@ -21,10 +22,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--archs", default=None, help="Arch list, e.g. 'cpu:x86-64-v3 8.0 9.0a 10.0f'; default: KARTIFACTS_ARCHS."
 )
 @click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
-@click.option("--out", required=True, type=_DIRECTORY, help="Repository directory to write.")
+@click.option("--out", required=True, type=Repository(), help="Repository directory to write.")
 @click.option("--library", default="kartifacts", show_default=True, help="Library whose ops are built.")
 @click.option("--release-version", default="", help="Version of the release; default: that of the library's package.")
-@click.option("--since", type=_DIRECTORY, help="Repository whose releases lend what has not changed; default: --out.")
+@click.option("--since", type=Repository(), help="Repository whose releases lend what has not changed; default: --out.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @click.option(
     "--recipe", type=_FILE, help="builder.toml of this environment: other compilers than it pins are refused."
@@ -77,12 +78,12 @@ def import_command() -> None:
 
 @import_command.command("checksums")
 @click.argument("tree", type=_DIRECTORY)
-@click.option("--out", required=True, type=_DIRECTORY, help="Repository directory to write.")
+@click.option("--out", required=True, type=Repository(), help="Repository directory to write.")
 @click.option("--library", required=True, help="Library name of the release, e.g. flashinfer-cubin.")
 @click.option("--release-version", required=True, help="Version of the release, e.g. 0.6.13.")
 @click.option("--allow-unlisted", is_flag=True, help="Leave files out that no checksums.txt lists, instead of failing.")
 @click.option("--without", multiple=True, metavar="DIR", help="Leave this directory of the tree out; may be repeated.")
-@click.option("--since", type=_DIRECTORY, help="Repository whose releases lend what has not changed; default: --out.")
+@click.option("--since", type=Repository(), help="Repository whose releases lend what has not changed; default: --out.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @json_option
 def import_checksums(
@@ -117,7 +118,7 @@ def import_checksums(
 
 @click.command("publish")
 @click.argument("bucket")
-@click.option("--from", "source", required=True, type=_DIRECTORY, help="Repository directory that build wrote.")
+@click.option("--from", "source", required=True, type=Repository(), help="Repository directory that build wrote.")
 @click.option("--library", default=None, help="Publish the releases of this library only.")
 @click.option("--release-version", default=None, help="Publish this version only.")
 @click.option(
@@ -152,7 +153,11 @@ def publish_command(
     single_writer: bool,
     as_json: bool,
 ) -> None:
-    """Copy releases into BUCKET (dir:PATH): immutable blobs first, the pointer last."""
+    """Copy releases into BUCKET: immutable blobs first, the pointer last.
+
+    BUCKET is a directory (PATH, dir:PATH or file://PATH), s3://BUCKET/PREFIX?endpoint=URL, https://HOST/PATH of a
+    server that takes PUT, oci://HOST/NAME of a registry, or oci+http://HOST/NAME of one without TLS.
+    """
     from kartifacts.cli import flows
 
     report = flows.publish(
@@ -174,7 +179,7 @@ def publish_command(
 
 
 @click.command("lock")
-@click.argument("repository", type=_DIRECTORY)
+@click.argument("repository", type=Repository())
 @click.option(
     "--out",
     "lock",
@@ -201,7 +206,7 @@ def lock_command(repository: Path, lock: Path, library: str | None, release_vers
 @click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
 @click.option("--one-per-arch", is_flag=True, help="A wheel for each arch instead of one for all.")
 @click.option(
-    "--from", "source", type=_DIRECTORY, help="Repository directory to take; default: what the lock pins, fetched."
+    "--from", "source", type=Repository(), help="Repository directory to take; default: what the lock pins, fetched."
 )
 @click.option("--library", default=None, help="Take this library only.")
 @click.option("--release-version", default=None, help="Take this version, where there are several.")

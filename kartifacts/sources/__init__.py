@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError
+from kartifacts.files.directories import directory_in
 from kartifacts.files.installed import declares, places
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import BUNDLE_GROUP
@@ -100,7 +100,9 @@ def open_mirror(url: str, settings: Settings) -> Source:
     if url.startswith("file://"):
         from kartifacts.sources.directory import DirectorySource
 
-        return DirectorySource(_file_path(url), name=url, mirror=True)
+        path = directory_in(url)
+        assert path is not None, "a file URL"
+        return DirectorySource(path, name=url, mirror=True)
     if url.startswith(("oci://", "oci+http://")):
         from kartifacts.sources.oci import OciSource
 
@@ -141,14 +143,3 @@ def _bundles_of(_places: tuple[tuple[str, int], ...]) -> tuple[tuple[str, Path],
         else:
             log.warning("the bundle %s names the package %s, which is not installed", point.name, package)
     return tuple(found)
-
-
-def _file_path(url: str) -> Path:
-    from urllib.parse import unquote, urlsplit
-
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(
-            f"the mirror {url!r} names the host {parts.netloc!r}; a file:// URL is a path of this machine"
-        )
-    return Path(unquote(parts.path))

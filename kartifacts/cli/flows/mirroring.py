@@ -12,6 +12,7 @@ import msgspec
 from kartifacts.cli.flows.shared import Report, bar, native
 from kartifacts.config import Settings, read
 from kartifacts.errors import ConfigError
+from kartifacts.files.directories import directory_in
 from kartifacts.files.reading import read_regular
 from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.pull import Trust
@@ -129,15 +130,15 @@ def _open(text: str, settings: Settings) -> Source:
     from kartifacts.sources import open_mirror
     from kartifacts.sources.directory import DirectorySource
 
-    if "://" not in text:
-        path = Path(text.removeprefix("dir:"))
+    path = directory_in(text) or (Path(text) if ":" not in text else None)
+    if path is not None:
         if not path.is_dir():
             raise ConfigError(f"there is no directory {str(path)!r} to mirror")
         return DirectorySource(path, mirror=True)
     mirrors = read({}, {"mirrors": text}).mirrors
     if len(mirrors) != 1:
         raise ConfigError(f"one source is mirrored at a time, got {len(mirrors)}")
-    if settings.offline and not text.startswith("file://"):
+    if settings.offline:
         raise ConfigError("KARTIFACTS_OFFLINE is set, so only a directory can be mirrored")
     return open_mirror(mirrors[0], settings)
 

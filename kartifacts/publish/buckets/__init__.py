@@ -1,6 +1,6 @@
 """Where releases are written to: objects that never change under their name, and pointers that do.
 
-A bucket is chosen by a URL-like text: ``dir:PATH``, ``s3://…``, ``https://…`` or ``oci://…``; see `open_bucket`.
+A bucket is chosen by a text: a path or ``dir:PATH``, ``s3://…``, ``https://…`` or ``oci://…``; see `open_bucket`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, PublishConflict, SourceError
+from kartifacts.files.directories import directory_in
 from kartifacts.model.digest import Digest
 from kartifacts.remote.addresses import shown
 
@@ -137,7 +138,7 @@ def open_bucket(text: str, settings: Settings, *, single_writer: bool = False) -
     """The bucket that `text` names; nothing is asked of it yet.
 
     Args:
-        text: ``dir:PATH``; ``s3://bucket/prefix[?endpoint=URL&region=R&checksums=C&single-writer=1]``;
+        text: ``dir:PATH``, or the path of a directory (`files.directories`); ``s3://bucket/prefix[?endpoint=URL&region=R&checksums=C&single-writer=1]``;
             ``https://host/path`` for servers that take a plain PUT; ``oci://host/name`` for a registry.
         settings: timeouts, tries, proxies, authorities, netrc.
         single_writer: somebody vouches that nobody else writes there meanwhile, so that a bucket which keeps no
@@ -146,11 +147,12 @@ def open_bucket(text: str, settings: Settings, *, single_writer: bool = False) -
     Raises:
         ConfigError: the scheme is unknown, the rest is malformed, or what is needed for it is not installed.
     """
-    scheme, _, rest = text.partition(":")
-    if scheme == "dir" and rest:
+    directory = directory_in(text)
+    if directory is not None:
         from kartifacts.publish.buckets.directory import DirectoryBucket
 
-        return DirectoryBucket(Path(rest))
+        return DirectoryBucket(directory)
+    scheme = text.partition(":")[0]
     if scheme == "s3":
         from kartifacts.publish.buckets.s3 import S3Bucket
 
@@ -163,4 +165,7 @@ def open_bucket(text: str, settings: Settings, *, single_writer: bool = False) -
         from kartifacts.publish.buckets.oci import OciBucket
 
         return OciBucket(text, settings, single_writer=single_writer)
-    raise ConfigError(f"cannot publish to {shown(text)!r}: expected {_KINDS}")
+    raise ConfigError(
+        f"{shown(text)!r} names no bucket: expected {_KINDS}",
+        hint=None if ":" in text or not text else f"a new directory of that name is dir:{text}",
+    )

@@ -1,0 +1,37 @@
+"""Tells the directory that a text names, in each of the spellings that people use."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from kartifacts.errors import ConfigError
+
+
+def directory_in(text: str) -> Path | None:
+    """The directory of ``dir:PATH``, ``file://PATH`` or a plain path; None if the text names something else.
+
+    A plain path holds a slash or is a directory, so that a misspelt word makes none.
+
+    Raises:
+        ConfigError: a file URL names another machine, or nothing.
+    """
+    scheme, colon, rest = text.partition(":")
+    if scheme == "file" and rest.startswith("//"):
+        return _in_url(text)
+    if colon and re.fullmatch("[A-Za-z][A-Za-z0-9+.-]*", scheme):
+        return Path(rest) if scheme == "dir" and rest else None
+    return Path(text) if "/" in text or (text and os.path.isdir(text)) else None
+
+
+def _in_url(url: str) -> Path:
+    from urllib.parse import unquote, urlsplit
+
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise ConfigError(
+            f"{url!r} names the host {parts.netloc!r}: a file:// URL is a path of this machine",
+            hint=f"with an absolute path it has three slashes: file:///{parts.netloc}{parts.path}",
+        )
+    return Path(unquote(parts.path))
