@@ -35,7 +35,9 @@ passphrase_option = click.option(
     help="File whose first line opens private keys and tokens, and encrypts new ones; default: asked for where needed.",
 )
 _encrypt_option = click.option(
-    "--encrypt", is_flag=True, help="Ask for a passphrase and encrypt new private keys by it."
+    "--encrypt",
+    is_flag=True,
+    help="Ask for a passphrase and encrypt new private keys by it; a keyring that has encrypted ones always does.",
 )
 _view_option = click.option(
     "--view", type=click.Choice(list(_VIEWS)), default="all", show_default=True, help="Readers that are meant."
@@ -84,6 +86,11 @@ def _new_passphrase(passphrase_file: Path | None, *, encrypt: bool) -> str | Non
         return _first_line(passphrase_file)
     if not encrypt:
         return None
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(
+            "new private keys are to be encrypted, and there is nobody to ask for a passphrase",
+            hint="pass --passphrase-file",
+        )
     return str(click.prompt("Passphrase of the new keys", hide_input=True, confirmation_prompt=True, err=True))
 
 
@@ -183,6 +190,7 @@ def add_library_command(
     """Give the library NAME a role of its own; `keys publish` makes it public."""
     from kartifacts.cli.flows import keys as flow
 
+    encrypt = encrypt or (not signers and flow.is_encrypted(directory))
     report = flow.add_library(
         directory,
         name,
@@ -230,6 +238,7 @@ def rotate_command(
     """Exchange the keys of ROLE (root, targets, snapshot, timestamp or a library), without a moment of failure."""
     from kartifacts.cli.flows import keys as flow
 
+    encrypt = encrypt or (not (finish or signers) and flow.is_encrypted(directory))
     report = flow.rotate(
         directory,
         role,
@@ -258,7 +267,9 @@ def renew_command(directory: Path, role: str, view: str, passphrase_file: Path |
 
 def _emit_staged(as_json: bool, report: dict[str, Any]) -> None:
     lines = [f"staged: {row['file']}{'; ' + row['lacks'] if row['lacks'] else ''}" for row in report["staged"]]
-    emit(as_json, report, "\n".join([*lines, "`kartifacts keys publish` makes it public"]))
+    lacking = any(row["lacks"] for row in report["staged"])
+    following = "first `kartifacts keys sign` adds what it lacks, then " if lacking else ""
+    emit(as_json, report, "\n".join([*lines, f"{following}`kartifacts keys publish` makes it public"]))
 
 
 @keys_command.command("sign")
@@ -292,13 +303,16 @@ def sign_command(
 @click.argument("out", type=_DIRECTORY)
 @click.option("--roles", required=True, metavar="ROLE,...", help="Roles whose private keys go along.")
 @_view_option
+@click.option(
+    "--replace", is_flag=True, help="OUT may be an earlier export: bring it up to date, while others sign by it."
+)
 @json_option
-def export_command(directory: Path, out: Path, roles: str, view: str, as_json: bool) -> None:
+def export_command(directory: Path, out: Path, roles: str, view: str, replace: bool, as_json: bool) -> None:
     """Write the keyring OUT with the private keys of some roles only, for a machine that publishes."""
     from kartifacts.cli.flows import keys as flow
 
     names = [name.strip() for name in roles.split(",") if name.strip()]
-    report = flow.export(directory, out, roles=names, views=_VIEWS[view])
+    report = flow.export(directory, out, roles=names, views=_VIEWS[view], replace=replace)
     emit(as_json, report, _shown(report))
 
 

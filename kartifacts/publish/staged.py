@@ -11,6 +11,7 @@ from kartifacts.model.layout import View, metadata_path
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.public import Public
 from kartifacts.trust.keygrants import Grant, grants_of
+from kartifacts.trust.keyring import ELSEWHERE
 from kartifacts.trust.signing import check_overlap, check_signed
 
 if TYPE_CHECKING:
@@ -112,6 +113,6 @@ def signers(keyring: Keyring, role: str, grant: Grant) -> list[Signer]:
         raise ConfigError(
             f"the keyring {str(keyring.path)!r} cannot sign for {role!r}: "
             f"{len(held)} of {grant.threshold} private keys are here",
-            hint=f"keys that may sign for it: {', '.join(key.keyid[:8] for key in grant.keys)}",
+            hint=f"keys that may sign for it: {', '.join(key.keyid[:8] for key in grant.keys)}; {ELSEWHERE}",
         )
     return held

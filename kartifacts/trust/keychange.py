@@ -1,7 +1,7 @@
 """Changes what a keyring says: libraries come and go, keys are exchanged in two steps, files are signed anew.
 
 A change writes private keys first, keys.json then, and the signed file last, each whole or not at all: whoever is
-killed between them leaves keys that nothing names, and nothing else.
+killed between them leaves keys that nothing names, and nothing else; one that fails takes them back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from securesystemslib.signer import Key
 
 from kartifacts.errors import ConfigError
@@ -19,7 +20,7 @@ from kartifacts.trust import keytravel
 from kartifacts.trust.keyceremony import check_separate
 from kartifacts.trust.keyfiles import Made, Plan, changing, create, held, make_keys, write_listed
 from kartifacts.trust.keygrants import Grant, grants_of, root_of, targets_of
-from kartifacts.trust.keyring import VIEWS, Entry, Exchange, Keyring, is_per_view, label
+from kartifacts.trust.keyring import VIEWS, Exchange, Keyring, is_per_view, label
 from kartifacts.trust.keysigner import Secret
 from kartifacts.trust.released import TOP_LEVEL, check_library
 from kartifacts.trust.signed import parse_any
@@ -49,8 +50,9 @@ def add_library(
         libraries = keyring.libraries()
         if check_library(name) in libraries:
             raise ConfigError(f"library {name!r} has a role already", hint=f"kartifacts keys rotate {path} {name}")
+        _check_passphrase(keyring, plan, passphrase)
         made = make_keys(path, name, plan, passphrase)
-        keyring = _with(keyring, made, {})
+        keyring = _with(keyring, made, {}, passphrase)
         return [_stage_targets(keyring, {**libraries, name: made.grant}, now)]
 
 
@@ -99,6 +101,7 @@ def rotate(
             grant = keyring.grant(role, view)
             old = _chosen(grant, only, name)
             plan = Plan(min(grant.threshold, len(signers) or len(old)), len(old), tuple(signers))
+            _check_passphrase(keyring, plan, passphrase)
             made = make_keys(path, name, plan, passphrase)
             if again := {key.keyid for key in grant.keys} & set(made.entries):
                 raise ConfigError(f"key {min(again)[:8]} is a key of {name!r} already")
@@ -106,7 +109,7 @@ def rotate(
             if len(kept) + len(made.grant.keys) < grant.threshold:
                 raise ConfigError(f"role {name!r} needs {grant.threshold} keys; {len(made.grant.keys)} new ones came")
             exchange = Exchange([key.keyid for key in old], list(made.entries))
-            keyring = _with(keyring, made, {} if role == "root" else {name: exchange})
+            keyring = _with(keyring, made, {} if role == "root" else {name: exchange}, passphrase)
             keys = (*(kept if role == "root" else grant.keys), *made.grant.keys)
             staged += _stage_grant(keyring, role, view, Grant(keys, grant.threshold), now)
             if role == "targets":  # signed by the new keys too, so that the old ones can be taken away
@@ -132,7 +135,7 @@ def finish(
                 if left != grant.keys:  # or it was staged, and we were killed after that
                     staged += _stage_grant(keyring, role, view, Grant(left, grant.threshold), now)
                 others = {name: each for name, each in keyring.listed.exchanges.items() if name != label(role, view)}
-                keyring = _relisted(keyring, {}, others)
+                keyring = _relisted(keyring, exchanges=others)
     return staged
 
 
@@ -213,9 +216,25 @@ def lacks(keyring: Keyring, view: View, content: bytes) -> str:
     return "; ".join(keytravel.lacks(content, delegators))
 
 
-def _with(keyring: Keyring, made: Made, exchanges: Mapping[str, Exchange]) -> Keyring:
-    return _relisted(keyring, made.entries, {**keyring.listed.exchanges, **exchanges})
+def _check_passphrase(keyring: Keyring, plan: Plan, passphrase: str | None) -> None:
+    if passphrase is None and not plan.signers and keyring.encrypted:
+        raise ConfigError(
+            f"the private keys of {str(keyring.path)!r} are encrypted, and no passphrase was given for new ones",
+            hint="pass --encrypt, or --passphrase-file",
+        )
 
 
-def _relisted(keyring: Keyring, keys: Mapping[str, Entry], exchanges: Mapping[str, Exchange]) -> Keyring:
-    return keyring.with_listed(write_listed(keyring.path, {**keyring.listed.keys, **keys}, exchanges))
+def _with(keyring: Keyring, made: Made, exchanges: Mapping[str, Exchange], passphrase: str | None) -> Keyring:
+    before = keyring.listed
+    return _relisted(
+        keyring,
+        keys={**before.keys, **made.entries},
+        exchanges={**before.exchanges, **exchanges},
+        encrypted=before.encrypted or passphrase is not None,
+    )
+
+
+def _relisted(keyring: Keyring, **changes: object) -> Keyring:
+    listed = msgspec.structs.replace(keyring.listed, **changes)
+    write_listed(keyring.path, listed)
+    return keyring.with_listed(listed)

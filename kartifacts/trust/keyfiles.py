@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +18,11 @@ from kartifacts.errors import ConfigError, StoreError
 from kartifacts.files.locking import hold
 from kartifacts.files.reading import read_regular
 from kartifacts.trust.keygrants import Grant
-from kartifacts.trust.keyring import KEYS, Entry, Exchange, Keyring, Listed
+from kartifacts.trust.keyring import KEYS, Entry, Keyring, Listed
 from kartifacts.trust.keysigner import Secret, check_uri, new_private_key
 
 _LOCK = ".lock"
+_PRIVATE = "private"
 _MAX_FILE = 5_000_000
 
 
@@ -45,7 +46,10 @@ def new_directory(path: Path) -> Iterator[Path]:
     """A directory to fill that becomes `path` at the end, so that nothing half made ever stands there."""
     with faults("make", path):
         if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-            raise ConfigError(f"{str(path)!r} exists already: a keyring is never overwritten")
+            raise ConfigError(
+                f"{str(path)!r} exists already: a keyring is never overwritten",
+                hint="`kartifacts keys export --replace` brings an earlier export up to date",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{path.name}.partial-", dir=path.parent))
     try:
@@ -60,10 +64,35 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def changing(path: Path, secret: Secret | None) -> Iterator[Keyring]:
-    """A keyring that nobody else changes in the meantime."""
+    """A keyring that nobody else changes in the meantime; a change that fails is taken back."""
     Keyring.load(path)
     with hold(path / _LOCK):
-        yield Keyring.load(path, secret=secret)
+        keyring = Keyring.load(path, secret=secret)
+        before, listed = set(_made_of(keyring)), read(path / KEYS)
+        try:
+            yield keyring
+        except BaseException:
+            with faults("take back a change of", path):
+                _take_back(path, before, listed, set(keyring.listed.keys))
+            raise
+
+
+def _made_of(keyring: Keyring) -> list[Path]:
+    return [*keyring.files(), *(keyring.path / _PRIVATE).glob("*-????????.pem")]
+
+
+def _take_back(path: Path, before: set[Path], listed: bytes, keys: set[str]) -> None:
+    """Remove what came since, in the opposite order of its making; somebody may have put back a key that is known."""
+    since = [each for each in _made_of(Keyring.load(path)) if each not in before]
+    for each in since:
+        if each.parent.name != _PRIVATE:
+            each.unlink(missing_ok=True)
+    if read(path / KEYS) != listed:
+        replace(path / KEYS, listed)
+    known = {keyid[:8] for keyid in keys}
+    for each in since:
+        if each.parent.name == _PRIVATE and each.stem[-8:] not in known:
+            each.unlink(missing_ok=True)
 
 
 def make_keys(directory: Path, label: str, plan: Plan, passphrase: str | None) -> Made:
@@ -80,7 +109,7 @@ def make_keys(directory: Path, label: str, plan: Plan, passphrase: str | None) -
         keys.append(key)
     for _ in range(0 if plan.signers else count):
         pem, public = new_private_key(passphrase)
-        name = f"private/{label.replace(':', '-')}-{public.keyid[:8]}.pem"
+        name = f"{_PRIVATE}/{label.replace(':', '-')}-{public.keyid[:8]}.pem"
         create(directory / name, pem, private=True)
         entries[public.keyid] = Entry(public.to_dict(), f"file2:{name}")
         keys.append(public)
@@ -89,14 +118,12 @@ def make_keys(directory: Path, label: str, plan: Plan, passphrase: str | None) -
     return Made(entries, Grant(tuple(keys), plan.threshold))
 
 
-def write_listed(directory: Path, keys: Mapping[str, Entry], exchanges: Mapping[str, Exchange]) -> Listed:
+def write_listed(directory: Path, listed: Listed) -> None:
     """Replace keys.json."""
-    listed = Listed(1, dict(keys), dict(exchanges))
     content = json.dumps(msgspec.to_builtins(listed), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
     with faults("write", directory / KEYS):
         os.replace(_written(directory / KEYS, content, 0o644), directory / KEYS)
         _sync(directory)
-    return listed
 
 
 def create(path: Path, content: bytes, *, private: bool = False) -> None:
@@ -113,11 +140,21 @@ def create(path: Path, content: bytes, *, private: bool = False) -> None:
         _sync(path.parent)
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, *, private: bool = False) -> None:
     """Give a file other content, as when signatures came to it."""
     with faults("write", path):
-        os.replace(_written(path, content, 0o644), path)
+        os.replace(_written(path, content, 0o600 if private else 0o644), path)
         _sync(path.parent)
+
+
+def put(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file, whether it was there or not."""
+    (replace if os.path.lexists(path) else create)(path, content, private=private)
+
+
+def remove(path: Path) -> None:
+    with faults("remove", path):
+        path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> bytes:
@@ -131,11 +168,15 @@ def held(keyring: Keyring, keys: Iterable[Key]) -> list[Key]:
 
 def _written(path: Path, content: bytes, mode: int) -> Path:
     descriptor, name = tempfile.mkstemp(prefix=".partial-", dir=path.parent)  # of mode 0600
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        os.fchmod(file.fileno(), mode)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(name)
+        raise
     return Path(name)
 
 

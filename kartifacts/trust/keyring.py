@@ -24,11 +24,15 @@ from kartifacts.files.trust import check_trusted
 from kartifacts.model.digest import strict_json
 from kartifacts.model.layout import View, metadata_path
 from kartifacts.trust.keygrants import Grant, grants_of
-from kartifacts.trust.keysigner import Secret, open_signer
+from kartifacts.trust.keysigner import Secret, is_encrypted, open_signer
 from kartifacts.trust.released import TOP_LEVEL
 
 KEYS = "keys.json"
 VIEWS: tuple[View, ...] = ("online", "airgap")
+ELSEWHERE = (
+    "if they were exchanged, or this role was left out, export a new keyring from the one where the keys were made: "
+    "`kartifacts keys export RING OUT --roles ROLE,...`, with --replace over an older one"
+)
 _MAX_KEYS = 4 << 20  # bytes of keys.json
 _MAX_METADATA = 5_000_000
 _FILE = re.compile(r"([1-9][0-9]{0,17})\.(root|targets)\.json")
@@ -54,6 +58,7 @@ class Listed(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     keys: dict[str, Entry]
     exchanges: dict[str, Exchange] = {}  # by role, with its view
+    encrypted: bool = False  # so new private keys are to be, too
 
 
 def label(role: str, view: View) -> str:
@@ -152,6 +157,11 @@ class Keyring:
             )
         return found
 
+    def grants(self) -> dict[str, Grant]:
+        """Who may sign for each role, by its label."""
+        views = {label(role, view): self.grant(role, view) for view in VIEWS for role in TOP_LEVEL}
+        return {**views, **self.libraries()}
+
     def exchange(self, role: str, view: View = "online") -> Exchange | None:
         """The exchange of a role's keys that is under way; one that was killed before it was staged is none."""
         found = self.listed.exchanges.get(label(role, view))
@@ -173,8 +183,7 @@ class Keyring:
             raise ConfigError(
                 f"the keyring {str(self.path)!r} cannot sign for {label(role, view)!r}: "
                 f"{len(held)} of {grant.threshold} private keys are here",
-                hint=f"keys of that role: {', '.join(key.keyid[:8] for key in grant.keys)}; "
-                "use the keyring that holds them, or have their holders sign by `kartifacts keys sign`",
+                hint=f"keys of that role: {', '.join(key.keyid[:8] for key in grant.keys)}; {ELSEWHERE}",
             )
         return held
 
@@ -194,6 +203,14 @@ class Keyring:
         """The file of a key's private half; None if it is none."""
         scheme, _, rest = self.listed.keys[keyid].uri.partition(":")
         return self.path / rest if scheme == "file2" else None
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether new private keys have to be encrypted: it was made so, or one that is here is."""
+        return self.listed.encrypted or any(
+            path is not None and is_encrypted(path)
+            for path in (self.private_file(keyid) for keyid in self.listed.keys if self.holds(keyid))
+        )
 
     def signer(self, key: Key) -> Signer:
         """The signer of one key that is here."""

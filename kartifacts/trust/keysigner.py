@@ -105,6 +105,11 @@ def _open(pem: bytes, path: Path, secret: Secret | None) -> PrivateKeyTypes:
         raise ConfigError(f"the passphrase does not open {str(path)!r}") from error
 
 
+def is_encrypted(path: Path) -> bool:
+    """Whether the private key in a file opens by a passphrase only."""
+    return b"ENCRYPTED" in _read_private(path)[:200]
+
+
 def _read_private(path: Path) -> bytes:
     """The content of a private key that, as ssh wants it, nobody else may read if it is this user's own file."""
     try:

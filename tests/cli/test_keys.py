@@ -190,6 +190,51 @@ def test_a_passphrase_comes_from_a_file_and_never_from_the_command_line(machine:
     assert machine.cli("keys", "show", keys).code == 0
 
 
+def test_new_keys_of_an_encrypted_keyring_are_encrypted_or_not_made(machine: Machine, tmp_path: Path) -> None:
+    keys, secret = tmp_path / "keys", tmp_path / "secret"
+    secret.write_text("open sesame\n")
+    assert machine.cli("keys", "init", keys, "--library", "mylib", "--passphrase-file", secret).code == 0
+    before = sorted((keys / "private").iterdir())
+    for command in (("rotate", keys, "timestamp"), ("rotate", keys, "root"), ("add-library", keys, "other")):
+        failed(machine.cli("keys", *command), 2, "to be encrypted", "--passphrase-file")
+        (tmp_path / "wrong").write_text("open barley\n")
+        failed(machine.cli("keys", *command, "--passphrase-file", tmp_path / "wrong"), 2, "does not open")
+        assert sorted((keys / "private").iterdir()) == before
+    assert machine.cli("keys", "rotate", keys, "timestamp", "--passphrase-file", secret).code == 0
+    assert len(list((keys / "private").iterdir())) == len(before) + 2
+    assert all(b"ENCRYPTED" in path.read_bytes() for path in (keys / "private").iterdir())
+    finished = machine.cli("keys", "rotate", keys, "timestamp", "--finish", "--passphrase-file", secret)
+    assert finished.code == 0
+
+
+def test_what_is_staged_says_the_next_step(machine: Machine, keys: Path) -> None:
+    assert "keys sign" not in machine.cli("keys", "rotate", keys, "timestamp").out
+    for path in (keys / "private").glob("*-root-*"):
+        path.unlink()
+    for command in (("rotate", "snapshot"), ("renew", "root")):
+        answer = machine.cli("keys", command[0], keys, command[1])
+        assert answer.code == 0
+        assert answer.out.index("kartifacts keys sign") < answer.out.index("kartifacts keys publish")
+
+
+def test_an_export_that_is_too_old_says_how_to_get_a_new_one_under_the_same_path(
+    machine: Machine, keys: Path, tmp_path: Path
+) -> None:
+    publish = ("keys", "publish", f"dir:{tmp_path / 'bucket'}", "--keys", keys)
+    export = ("keys", "export", keys, tmp_path / "ci", "--roles", "snapshot,timestamp,mylib")
+    refresh = ("timestamp", "refresh", f"dir:{tmp_path / 'bucket'}", "--keys", tmp_path / "ci")
+    assert machine.cli(*publish).code == machine.cli(*export).code == 0
+    for step in ((), ("--finish",)):
+        assert machine.cli("keys", "rotate", keys, "timestamp", *step).code == 0
+        assert machine.cli(*publish).code == 0
+    failed(
+        machine.cli(*refresh), 2, "0 of 1", "export a new keyring from the one where the keys were made", "--replace"
+    )
+    failed(machine.cli(*export), 2, "--replace")
+    assert machine.cli(*export, "--replace").code == 0
+    assert machine.cli(*refresh).code == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -543,3 +543,135 @@ def test_a_key_of_a_hardware_token_signs(keys: Path, tmp_path: Path, monkeypatch
     keyring = Keyring.load(keys, secret=lambda _: "0000")
     with pytest.raises(ConfigError, match="did not sign"):
         role_with(None, "other", version=1, signers=keyring.signers("other"), now=NOW)
+
+
+# -- what is encrypted stays so ----------------------------------------------------------------------------------------
+
+
+def contents(keys: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(keys)): path.read_bytes() for path in keys.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("act", ["rotate", "rotate root", "add-library"])
+@pytest.mark.parametrize("away", [False, True], ids=["keys here", "keys elsewhere"])
+def test_an_encrypted_keyring_never_gets_a_private_key_in_plain_text(tmp_path: Path, act: str, away: bool) -> None:
+    keys = tmp_path / "keys"
+    keyceremony.init(keys, ["mylib"], {}, now=NOW, passphrase="sesame", secret=lambda _: "sesame")
+    if away:  # as where all holders keep their own
+        (keys / "private").rename(tmp_path / "away")
+
+    def change(passphrase: str | None) -> None:
+        if act == "add-library":
+            keychange.add_library(keys, "more", Plan(), now=NOW, passphrase=passphrase, secret=lambda _: "sesame")
+        else:
+            role = act.partition(" ")[2] or "timestamp"
+            keychange.rotate(keys, role, now=NOW, passphrase=passphrase, secret=lambda _: "sesame")
+
+    before = contents(keys)
+    with pytest.raises(ConfigError, match="are encrypted, and no passphrase") as caught:
+        change(None)
+    assert "--passphrase-file" in str(caught.value)
+    assert {name: data for name, data in contents(keys).items() if name != ".lock"} == before
+    change("sesame")
+    assert all(b"ENCRYPTED" in path.read_bytes() for path in (keys / "private").iterdir())
+
+
+def test_a_keyring_with_one_encrypted_key_is_an_encrypted_one_and_so_is_its_export(keys: Path, tmp_path: Path) -> None:
+    keychange.rotate(keys, "mylib", now=NOW, passphrase="sesame")
+    with pytest.raises(ConfigError, match="are encrypted"):
+        keychange.rotate(keys, "timestamp", now=NOW)
+    ci = keyceremony.export(Keyring.load(keys), tmp_path / "ci", ["mylib"])
+    with pytest.raises(ConfigError, match="are encrypted"):
+        keychange.add_library(ci.path, "more", Plan(), now=NOW)
+
+
+@pytest.mark.parametrize("role", ["root", "targets", "timestamp", "mylib"])
+def test_a_change_that_fails_leaves_the_keyring_as_it_was(tmp_path: Path, role: str) -> None:
+    keys = tmp_path / "keys"
+    keyceremony.init(keys, ["mylib"], {}, now=NOW, passphrase="sesame", secret=lambda _: "sesame")
+    before = contents(keys)
+    for secret in (lambda _: "barley", None):
+        with pytest.raises(ConfigError):
+            keychange.rotate(keys, role, now=NOW, passphrase="barley", secret=secret)
+        with pytest.raises(ConfigError):
+            keychange.add_library(keys, "more", Plan(), now=NOW, passphrase="barley", secret=secret)
+        assert {name: data for name, data in contents(keys).items() if name != ".lock"} == before
+    keychange.rotate(keys, role, now=NOW, passphrase="sesame", secret=lambda _: "sesame")
+
+
+@pytest.mark.parametrize("number", range(1, 13))  # it writes twelve times
+def test_a_rotation_that_fails_at_any_write_leaves_nothing(
+    keys: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before, writes, real = contents(keys), iter(range(1, 100)), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if next(writes) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StoreError, match="No space left"):
+        keychange.rotate(keys, "timestamp", now=NOW)
+    monkeypatch.undo()
+    assert {name: data for name, data in contents(keys).items() if name != ".lock"} == before
+    keychange.rotate(keys, "timestamp", now=NOW)
+
+
+# -- exports that follow -----------------------------------------------------------------------------------------------
+
+PUBLISHES = ("snapshot", "timestamp", "mylib")
+
+
+def test_an_earlier_export_is_replaced_where_it_lies_and_signs_at_every_moment(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyceremony.export(Keyring.load(keys), tmp_path / "ci", PUBLISHES)
+    old = {path.name for path in (tmp_path / "ci/private").iterdir()}
+    keychange.rotate(keys, "timestamp", now=NOW)
+    keychange.finish(keys, "timestamp", now=NOW)
+    with pytest.raises(ConfigError, match="never overwritten") as caught:
+        keyceremony.export(Keyring.load(keys), tmp_path / "ci", PUBLISHES)
+    assert "--replace" in str(caught.value)
+    real, looks = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal looks
+        looks += 1
+        for view in VIEWS:
+            assert all(Keyring.load(tmp_path / "ci").signers(role, view=view) for role in PUBLISHES)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    keyceremony.export(Keyring.load(keys), tmp_path / "ci", PUBLISHES, replace=True)
+    assert looks > 10
+    fresh = contents(keyceremony.export(Keyring.load(keys), tmp_path / "fresh", PUBLISHES).path)
+    found = contents(tmp_path / "ci")
+    assert {name: data for name, data in found.items() if name != ".lock"} == fresh
+    assert len(old & {path.name for path in (tmp_path / "ci/private").iterdir()}) == 3  # of snapshots and the library
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "ci/private").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("kind", ["itself", "a link to it", "another", "more keys", "newer", "more roles", "a file"])
+def test_what_would_be_lost_is_not_replaced(keys: Path, tmp_path: Path, kind: str) -> None:
+    out, roles = tmp_path / "ci", ["timestamp"]
+    if kind == "itself":
+        out = keys
+    elif kind == "a link to it":
+        out.symlink_to(keys)
+    elif kind == "another":
+        keyceremony.init(out, ["mylib"], {}, now=NOW)
+    elif kind == "a file":
+        out.write_text("mine")
+    else:
+        shutil.copytree(keys, out)
+        if kind == "more keys":
+            keychange.rotate(out, "timestamp", now=NOW)
+        elif kind == "newer":
+            keychange.renew(out, "targets", now=NOW)
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError):
+        keyceremony.export(Keyring.load(keys), out, roles, replace=True)
+    assert {name: data for name, data in contents(tmp_path).items() if not name.endswith(".lock")} == {
+        name: data for name, data in before.items() if not name.endswith(".lock")
+    }

@@ -39,6 +39,11 @@ def open_keyring(path: Path, secret: Secret | None = None) -> Keyring:
     return Keyring.load(path, secret=secret)
 
 
+def is_encrypted(path: Path) -> bool:
+    """Whether new private keys of a keyring have to be encrypted."""
+    return open_keyring(path).encrypted
+
+
 # -- making and changing -----------------------------------------------------------------------------------------------
 
 
@@ -174,10 +179,10 @@ def _staged(staged: Sequence[Staged]) -> Report:
     return {"staged": [{"file": str(each.path), "lacks": each.lacks} for each in staged]}
 
 
-def export(path: Path, out: Path, *, roles: Sequence[str], views: Sequence[View]) -> Report:
+def export(path: Path, out: Path, *, roles: Sequence[str], views: Sequence[View], replace: bool) -> Report:
     from kartifacts.trust.keyceremony import export
 
-    export(open_keyring(path), out, roles, views)
+    export(open_keyring(path), out, roles, views, replace=replace)
     return show(out)
 
 
