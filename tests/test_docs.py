@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -95,29 +96,68 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for name, text in found if name == language]
 
 
-def commands_shown(page: Path) -> list[str]:
-    """Every `kartifacts ...` that a page shows in a block of code or within a sentence."""
-    text = page.read_text()
-    lines = "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
-    whole = [re.match(r"(?:\S+=\S+ )*kartifacts ([^#]*)", line.strip()) for line in lines]
-    spans = re.findall(r"`kartifacts ([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return [match[1] for match in whole if match] + [span for span in spans if not span.startswith("COMMAND")]
+def lines_shown(page: Path) -> list[list[str]]:
+    """The words after `kartifacts` in each command line of the blocks for shells and for cron."""
+    found = []
+    lines = "\n".join([*blocks(page, "sh"), *blocks(page, "")]).replace("\\\n", " ").splitlines()
+    for line in filter(re.compile(r"\bkartifacts ").search, lines):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("();<>|&"):
+                command.append(word)
+                continue
+            # Before the program stand what it is to find in its environment, or when cron is to start it.
+            while command and re.fullmatch(r"export|\w+=.*|[\d*/,-]+", command[0]):
+                command.pop(0)
+            if command and re.fullmatch(r"(.*/)?kartifacts", command[0]):
+                found.append(command[1:])
+            command = []
+    return found
 
 
-def test_the_pages_show_only_commands_and_options_that_exist() -> None:
-    shown = [(page, line) for page in PAGES for line in commands_shown(page)]
-    assert len(shown) > 8
-    for page, line in shown:
-        words = line.split()
-        command: click.Command | None = _root
-        context = click.Context(_root)
-        while isinstance(command, click.Group):
-            command = command.get_command(context, words.pop(0))
-        assert command is not None, (page, line)
-        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        for word in words:
-            if word.startswith("--"):
-                assert word.partition("=")[0] in options, (page, line)
+def mentioned(page: Path) -> list[str]:
+    """What is named as `kartifacts ...` within a sentence, which need not be a whole command line."""
+    spans = re.findall(r"`kartifacts ([^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    return [span for span in spans if not span.startswith("COMMAND")]
+
+
+def command_of(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
+    """The command that words begin with, and the words that are left."""
+    command: click.Command = _root
+    context = click.Context(_root, info_name="kartifacts")
+    while isinstance(command, click.Group) and words:
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"there is no command {name}"
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    return command, context, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_every_command_line_that_a_page_shows_is_one(page: Path) -> None:
+    for line in lines_shown(page):
+        command, context, words = command_of(line)
+        assert not isinstance(command, click.Group), line
+        try:
+            command.make_context(command.name, words, parent=context.parent)
+        except click.ClickException as error:
+            pytest.fail(f"{' '.join(line)}: {error.format_message()}")
+
+
+def test_the_pages_show_command_lines_and_mention_only_commands_and_options_that_exist() -> None:
+    assert sum(len(lines_shown(page)) for page in PAGES) > 40
+    for page in PAGES:
+        for line in mentioned(page):
+            command, context, words = command_of(shlex.split(line))
+            try:
+                _, more, _ = command.make_parser(context).parse_args(words)
+            except click.BadOptionUsage:  # an option is named without the value that it takes
+                continue
+            except click.UsageError as error:
+                pytest.fail(f"{page}: {line}: {error.format_message()}")
+            assert not more or isinstance(command, click.Group), (page, line)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -175,6 +175,11 @@ def publish_command(
         single_writer=single_writer,
     )
     lines = [f"published {pin['library']} {pin['version']}: sha256:{pin['sha256']}" for pin in report["pins"]]
+    lines += [
+        f"signed for the {view} view: timestamp {seen['timestamp']}, snapshot {seen['snapshot']}, good until "
+        f"{seen['expires']}; verified as a new reader"
+        for view, seen in report["views"].items()
+    ] or ["unsigned: only who pins it in a lock can use it; --keys signs"]
     emit(as_json, report, "\n".join(lines))
 
 
