@@ -32,7 +32,7 @@ _COMMANDS = {
     "index": "producing",
     "mirror": "mirroring",
     "keys": "keys",
-    "timestamp": "keys",
+    "timestamp": "timestamp",
     "sync": "trusting",
     "fetch": "consuming",
     "status": "consuming",

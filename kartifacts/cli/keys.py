@@ -1,4 +1,4 @@
-"""The commands of who holds keys: `keys ...` and `timestamp ...`."""
+"""The commands of who holds keys: `keys ...`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_VIEWS: dict[str, tuple[View, ...]] = {"online": ("online",), "airgap": ("airgap",), "all": ("online", "airgap")}
+VIEWS: dict[str, tuple[View, ...]] = {"online": ("online",), "airgap": ("airgap",), "all": ("online", "airgap")}
 _MAX_PASSPHRASE = 4096  # bytes
 
 keys_option = click.option(
@@ -40,7 +40,7 @@ _encrypt_option = click.option(
     help="Ask for a passphrase and encrypt new private keys by it; a keyring that has encrypted ones always does.",
 )
 _view_option = click.option(
-    "--view", type=click.Choice(list(_VIEWS)), default="all", show_default=True, help="Readers that are meant."
+    "--view", type=click.Choice(list(VIEWS)), default="all", show_default=True, help="Readers that are meant."
 )
 single_writer_option = click.option(
     "--single-writer",
@@ -242,7 +242,7 @@ def rotate_command(
     report = flow.rotate(
         directory,
         role,
-        views=_VIEWS[view],
+        views=VIEWS[view],
         only=only,
         signers=signers,
         finish=finish,
@@ -262,7 +262,7 @@ def renew_command(directory: Path, role: str, view: str, passphrase_file: Path |
     """Sign the next version of root or targets, which expires later and says the same."""
     from kartifacts.cli.flows import keys as flow
 
-    _emit_staged(as_json, flow.renew(directory, role, views=_VIEWS[view], secret=secret_of(passphrase_file)))
+    _emit_staged(as_json, flow.renew(directory, role, views=VIEWS[view], secret=secret_of(passphrase_file)))
 
 
 def _emit_staged(as_json: bool, report: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ def export_command(directory: Path, out: Path, roles: str, view: str, replace: b
     from kartifacts.cli.flows import keys as flow
 
     names = [name.strip() for name in roles.split(",") if name.strip()]
-    report = flow.export(directory, out, roles=names, views=_VIEWS[view], replace=replace)
+    report = flow.export(directory, out, roles=names, views=VIEWS[view], replace=replace)
     emit(as_json, report, _shown(report))
 
 
@@ -345,57 +345,12 @@ def publish_keys_command(
 
     secret = secret_of(passphrase_file)
     report = flow.publish_staged(bucket, keyring, config.read(), single_writer=single_writer, secret=secret)
-    emit(as_json, report, "\n".join(_views_shown(report)))
+    emit(as_json, report, "\n".join(views_shown(report)))
 
 
-def _views_shown(report: dict[str, Any]) -> Sequence[str]:
+def views_shown(report: dict[str, Any]) -> Sequence[str]:
     return [
         f"{view}: root {seen['root']}, targets {seen['targets']}, snapshot {seen['snapshot']}, "
         f"timestamp {seen['timestamp']}; next to expire: {seen['expires']}"
         for view, seen in report["views"].items()
     ]
-
-
-@click.group("timestamp")
-def timestamp_command() -> None:
-    """Keep what is public from expiring."""
-
-
-@timestamp_command.command("refresh")
-@click.argument("bucket")
-@keys_option
-@click.option(
-    "--view",
-    type=click.Choice(list(_VIEWS)),
-    default=None,
-    help="Default: those whose timestamp key is in the keyring.",
-)
-@single_writer_option
-@passphrase_option
-@json_option
-def refresh_command(
-    bucket: str,
-    keyring: Path,
-    view: str | None,
-    single_writer: bool,
-    passphrase_file: Path | None,
-    as_json: bool,
-) -> None:
-    """Sign the timestamp of BUCKET anew, and a snapshot that grows old; to be run daily.
-
-    Warns if something that people renew expires within 60 days; fails only if it could not sign.
-    """
-    from kartifacts.cli.flows import keys as flow
-
-    report = flow.refresh_timestamp(
-        bucket,
-        keyring,
-        _VIEWS[view] if view else (),
-        config.read(),
-        single_writer=single_writer,
-        secret=secret_of(passphrase_file),
-    )
-    for row in report["soon"]:
-        click.echo(f"warning: {row['role']} of the view {row['view']} expires {row['expires']}", err=True)
-    lines = [*_views_shown(report), *(f"{row['expires']} {row['view']} {row['role']}" for row in report["expires"])]
-    emit(as_json, report, "\n".join(lines))

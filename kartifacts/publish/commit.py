@@ -22,10 +22,10 @@ from tuf.api.metadata import MetaFile, Snapshot
 from kartifacts.errors import ConfigError, PublishConflict, VerificationError
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.model.manifest import Synced
-from kartifacts.publish import staged
+from kartifacts.publish import renewal, staged
 from kartifacts.publish.buckets import Bucket, Raced, Unlisted
 from kartifacts.publish.oci_index import change_index, reconciled
-from kartifacts.publish.public import Public, read_as_reader, read_public
+from kartifacts.publish.public import Public, check_begun, read_as_reader, read_public
 from kartifacts.trust.keygrants import grants_of, signed_by
 from kartifacts.trust.released import Released
 from kartifacts.trust.signed import lifetime, parse, parse_any
@@ -46,6 +46,7 @@ class Edit(NamedTuple):
     add: Sequence[Released] = ()
     remove: Sequence[str] = ()
     channels: Mapping[str, Sequence[str]] = {}
+    anew: bool = False  # sign, though nothing changes
 
 
 Change = Callable[[Sequence[Released]], Edit]
@@ -81,18 +82,43 @@ def commit(
     writer.put_roots()
     writer.round(changes)
     writer.finish_rotation()
+    staged.remember(keyring, bucket.name, writer.warn)
     return writer.seen_by_readers(changes)
 
 
 def refresh_timestamp(
-    bucket: Bucket, keyring: Keyring, views: Collection[View] | None = None, *, now: datetime | None = None
+    bucket: Bucket,
+    keyring: Keyring,
+    views: Collection[View] | None = None,
+    *,
+    libraries: Collection[str] = (),
+    now: datetime | None = None,
 ) -> dict[View, Synced]:
-    """Sign the timestamps of views anew, and snapshots that are past half of their life; see `commit`."""
+    """Sign the timestamps of views anew, and what grows old: snapshots past half of their life, roles of libraries in
+    the last quarter of theirs, if their keys are here; see `commit`.
+
+    Args:
+        libraries: whose roles are signed anew however old they are.
+
+    Raises:
+        ConfigError: nothing is public there, so it is the wrong place; or a key is not here.
+    """
+    check_begun(bucket)
     writer = _Writer(bucket, keyring, {}, lambda: None, now)
     writer.put_roots()
-    writer.round({}, anew=views or writer.views)
+    writer.round({library: _anew(library) for library in libraries}, anew=views or writer.views)
     writer.finish_rotation()
+    staged.remember(keyring, bucket.name, writer.warn)
     return writer.seen_by_readers({})
+
+
+def _anew(library: str) -> Change:
+    def change(current: Sequence[Released]) -> Edit:
+        if not current:
+            raise ConfigError(f"library {library!r} has released nothing here, so there is nothing to sign anew")
+        return Edit(anew=True)
+
+    return change
 
 
 def publish_staged(bucket: Bucket, keyring: Keyring, *, now: datetime | None = None) -> dict[View, Synced]:
@@ -105,6 +131,7 @@ def check_change(
 ) -> None:
     """Raise what `commit` would raise, as far as that can be told before anything is sent."""
     writer = _Writer(bucket, keyring, {}, lambda: None, now)
+    writer.warn = log.debug  # `commit` is about to say the same
     public = writer.public("online")
     targets = writer.targets(public)
     for library, change in changes.items():
@@ -129,6 +156,7 @@ class _Writer:
         self.needs = needs
         self.ready = ready
         self.now = now or datetime.now(timezone.utc)
+        self.warn: staged.Warn = staged.Once(log.warning)
         # Who signs for readers that are online need not hold the keys of the other view.
         self.views: list[View] = ["online"]
         if keyring.available("timestamp", view="airgap"):
@@ -142,7 +170,7 @@ class _Writer:
         early = None
         for view in self.views:
             if not staged.roots_are_public(self.bucket, self.keyring, view):
-                early = staged.put_roots(self.bucket, self.keyring, self.public(view)) or early
+                early = staged.put_roots(self.bucket, self.keyring, self.public(view), self.warn) or early
         return early
 
     def finish_rotation(self) -> None:
@@ -157,7 +185,7 @@ class _Writer:
     def targets(self, online: Public) -> staged.File:
         """The targets that are to be public; both views have the same."""
         return staged.targets(
-            self.keyring, online, lambda: [self.public(view) for view in self.views if view != "online"]
+            self.keyring, online, lambda: [self.public(view) for view in self.views if view != "online"], self.warn
         )
 
     # -- one change
@@ -186,8 +214,8 @@ class _Writer:
             self._put(self.views, "targets", targets)
             roles[f"{targets.version}.targets.json"] = targets.content
         grants = grants_of(targets.content)
-        # Other delegations may ask for other signatures of a library that does not change.
-        others = public.trusted.libraries if public.trusted is not None and roles else {}
+        # Those that do not change may have to be signed anew all the same.
+        others = public.trusted.libraries if public.trusted is not None else {}
         for library in dict.fromkeys([*changes, *(name for name in others if name in grants)]):
             _check_delegated(library, targets.content)
             edit = changes[library](public.releases(library)) if library in changes else Edit()
@@ -199,8 +227,31 @@ class _Writer:
     def _next_role(self, library: str, public: Public, targets: bytes, edit: Edit) -> staged.File | None:
         """The role with an edit made, put where readers will look for it; None if it stays as it is."""
         current = public.file(library)
-        if not any(edit) and (current is None or _is_signed(targets, library, current)):
+        if any(edit):
+            return self._put_role(library, public, targets, edit)
+        if current is None:
             return None
+        if renewal.must_be(library, current, targets, public, self.warn):
+            return self._put_role(library, public, targets, edit)
+        if renewal.may_be(library, current, targets, self.keyring, self.now):
+            try:
+                return self._put_role(library, public, targets, edit)
+            except ConfigError as error:  # its keys are not here, or do not open
+                self._warn_if_expired(library, current, error)
+        return None
+
+    def _warn_if_expired(self, library: str, current: bytes, error: ConfigError) -> None:
+        """Others are released and refreshed all the same: one library that nobody keeps is not to stop them."""
+        signed = parse_any(current, library).signed
+        if signed.is_expired(self.now):
+            self.warn(
+                f"the role of library {library!r} expired at {signed.expires:%Y-%m-%dT%H:%M:%SZ}, so who reads it, or "
+                f"all libraries at once, is refused; it was not signed anew: {error.message}.  `kartifacts timestamp "
+                "refresh` does so with its keys, or its next release; `kartifacts keys remove-library` takes it out"
+            )
+
+    def _put_role(self, library: str, public: Public, targets: bytes, edit: Edit) -> staged.File:
+        current = public.file(library)
         signers = staged.signers(self.keyring, library, grants_of(targets)[library])
 
         def make(version: int) -> bytes:
@@ -237,9 +288,9 @@ class _Writer:
         self._commit(public, roles, anew=anew)
 
     def _commit(self, public: Public, roles: Mapping[str, bytes], *, anew: bool) -> None:
-        """Make a view list `roles`; nothing is done if it does already, unless it is to be signed `anew`."""
+        """Make a view list `roles`; nothing is done if it does already, unless it is to be signed `anew` or expired."""
         view, current = public.view, public.file("snapshot")
-        if not roles and not anew:
+        if not roles and not anew and not {"timestamp", "snapshot"} & {*public.expired(self.now)}:
             return
         if roles or current is None or self._is_due(view, current):
             signers = staged.signers_of_view(self.keyring, "snapshot", public)
@@ -322,15 +373,6 @@ def _check_delegated(library: str, targets: bytes) -> None:
             f"nobody may release a library {library!r} here; there are: {', '.join(sorted(known)) or 'none'}",
             hint="kartifacts keys add-library gives it a key",
         )
-
-
-def _is_signed(delegator: bytes, role: str, content: bytes) -> bool:
-    try:
-        check_signed(delegator, role, content, role)
-    except VerificationError as error:
-        log.warning("%s; it is signed anew as it is: look whether all its releases are yours", error.message)
-        return False
-    return True
 
 
 def _check_there(bucket: Bucket, needs: Mapping[str, int]) -> None:

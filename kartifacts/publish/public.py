@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from kartifacts.errors import ExpiredMetadata
+from kartifacts.errors import ConfigError, ExpiredMetadata
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.publish.buckets import Bucket, Stamped
-from kartifacts.trust.client import Trusted, refresh, refresh_expired
-from kartifacts.trust.released import Released
+from kartifacts.trust.client import Trusted, look, refresh
+from kartifacts.trust.released import TOP_LEVEL, Released
+from kartifacts.trust.signed import parse_any
 
 if TYPE_CHECKING:
     from kartifacts.trust.keyring import Keyring
@@ -41,9 +42,27 @@ class Public(NamedTuple):
         name = TIMESTAMP if role == "timestamp" else f"{self.version(role)}.{role}.json"
         return self.trusted.files[metadata_path(self.view, name)]
 
+    def expired(self, now: datetime) -> list[str]:
+        """The roles whose metadata a reader of today, or of `now`, refuses."""
+        late = max(now, datetime.now(timezone.utc))
+        libraries = self.trusted.libraries if self.trusted is not None else ()
+        contents = {role: self.file(role) for role in (*TOP_LEVEL, *libraries)}
+        return [
+            role for role, content in contents.items() if content and parse_any(content, role).signed.is_expired(late)
+        ]
+
     def releases(self, library: str) -> Sequence[Released]:
         found = self.trusted.libraries.get(library) if self.trusted is not None else None
         return found.releases if found is not None else ()
+
+
+def check_begun(bucket: Bucket) -> None:
+    """Refuse to go on where nobody has begun, as with a name that was mistyped."""
+    if bucket.read(metadata_path("online", TIMESTAMP)) is None:
+        raise ConfigError(
+            f"nothing is signed in {bucket.name} yet; nothing was written",
+            hint="look at the name again; `kartifacts keys publish`, or `publish --keys`, begins a repository",
+        )
 
 
 def read_public(bucket: Bucket, keyring: Keyring, view: View, now: datetime) -> Public:
@@ -62,22 +81,42 @@ def read_public(bucket: Bucket, keyring: Keyring, view: View, now: datetime) -> 
     try:
         trusted = refresh(root, None, bucket.get, now=now)
     except ExpiredMetadata as error:
-        log.warning("%s: %s", bucket.name, error.message)
-        reason = "its publisher is about to sign it anew"
-        trusted = refresh_expired(root, None, bucket.get, until=now.date(), reason=reason, now=now)
+        log.info("%s: %s", bucket.name, error.message)
+        trusted = look(root, bucket.get)
     return Public(view, before, trusted)
 
 
 def read_as_reader(
     bucket: Bucket, keyring: Keyring, view: View, now: datetime, *, timestamp: bytes | None = None
 ) -> Trusted:
-    """What a reader who knows only the first root makes of a view.
+    """What a reader who knows only the first root makes of a view, and of those of its libraries that are not expired.
 
     Args:
         timestamp: see the view as if this were its timestamp already.
+
+    Raises:
+        ExpiredMetadata: a role is that all libraries need.
     """
     path = metadata_path(view, TIMESTAMP)
     read: Callable[[str, int], bytes] = bucket.get
     if timestamp is not None:
         read = lambda asked, limit: timestamp if asked == path else bucket.get(asked, limit)  # noqa: E731
-    return refresh(keyring.root(view), None, read, now=now)
+    root = keyring.root(view)
+    try:
+        return refresh(root, None, read, now=now)
+    except ExpiredMetadata as error:
+        found = look(root, read)
+        late = Public(view, None, found).expired(now)
+        if top := [role for role in TOP_LEVEL if role in late]:
+            raise ExpiredMetadata(
+                f"{error.message}; so what is in {bucket.name} is of no use to readers of the view {view}",
+                expired=error.expired,
+                hint="; ".join(_renewal(role, keyring) for role in top),
+            ) from None
+        return refresh(root, None, read, libraries=[name for name in found.libraries if name not in late], now=now)
+
+
+def _renewal(role: str, keyring: Keyring) -> str:
+    if role in ("root", "targets"):
+        return f"`kartifacts keys renew {keyring.path} {role}`, then `kartifacts keys publish`"
+    return f"`kartifacts timestamp refresh` signs the {role} anew, if the clock of this machine is right"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.errors import ConfigError, StoreError, VerificationError
 from kartifacts.model.layout import View, metadata_path
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.public import Public
+from kartifacts.trust.keyfiles import note_bucket
 from kartifacts.trust.keygrants import Grant, grants_of
 from kartifacts.trust.keyring import ELSEWHERE
 from kartifacts.trust.signing import check_overlap, check_signed
@@ -19,7 +21,21 @@ if TYPE_CHECKING:
 
     from kartifacts.trust.keyring import Keyring
 
-log = logging.getLogger(__name__)
+
+Warn = Callable[[str], None]
+
+
+class Once:
+    """Says each thing once, however often it is told."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
+
+    def __call__(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._say("%s", message)
 
 
 class File(NamedTuple):
@@ -34,7 +50,7 @@ def roots_are_public(bucket: Bucket, keyring: Keyring, view: View) -> bool:
     return bucket.size(metadata_path(view, f"{_of(keyring, view, 'root')[-1].version}.root.json")) is not None
 
 
-def put_roots(bucket: Bucket, keyring: Keyring, public: Public) -> ConfigError | None:
+def put_roots(bucket: Bucket, keyring: Keyring, public: Public, warn: Warn) -> ConfigError | None:
     """Publish the roots of a view, up to one that comes too early; then say why it does."""
     found = {role: public.file(role) for role in ("root", "timestamp", "snapshot", "targets")}
     held = {role: content for role, content in found.items() if content is not None}
@@ -47,14 +63,14 @@ def put_roots(bucket: Bucket, keyring: Keyring, public: Public) -> ConfigError |
         except ConfigError as early:
             return early
         except VerificationError as error:
-            log.warning("%s of the view %s stays in the keyring: %s", name, public.view, error.message)
+            warn(f"{name} of the view {public.view} stays in the keyring: {error.message}")
             return None
         bucket.put_if_absent(metadata_path(public.view, name), content)
         held["root"] = content
     return None
 
 
-def targets(keyring: Keyring, online: Public, others: Callable[[], Sequence[Public]]) -> File:
+def targets(keyring: Keyring, online: Public, others: Callable[[], Sequence[Public]], warn: Warn) -> File:
     """The targets that are to be public: the newest of the keyring, once all views let its signers sign.
 
     Raises:
@@ -72,7 +88,7 @@ def targets(keyring: Keyring, online: Public, others: Callable[[], Sequence[Publ
         except VerificationError as error:
             if current is None:
                 raise
-            log.warning("%d.targets.json stays in the keyring: %s", file.version, error.message)
+            warn(f"{file.version}.targets.json stays in the keyring: {error.message}")
             continue
         return file
     if current is None:
@@ -89,6 +105,22 @@ def newest_root(keyring: Keyring, public: Public) -> bytes:
 def _of(keyring: Keyring, view: View, role: str) -> list[File]:
     staged = keyring.staged(view).items()
     return sorted(File(int(name.split(".")[0]), content) for name, content in staged if f".{role}." in name)
+
+
+def remember(keyring: Keyring, bucket: str, warn: Warn) -> None:
+    """Note the bucket that a keyring has published to; a second one is warned of, once."""
+    before = keyring.buckets()
+    name = f"dir:{os.path.abspath(bucket.removeprefix('dir:'))}" if bucket.startswith("dir:") else bucket
+    if name in before:
+        return
+    if before:
+        warn(
+            f"the keyring {str(keyring.path)!r} has published to {', '.join(before)} before, and now to {name}: each "
+            "gets versions of its own, and who reads one and then the other is refused; fill other buckets by "
+            "`kartifacts mirror pull` (no matter if this is the same one by another name, or takes its place)"
+        )
+    with suppress(StoreError):  # a keyring that cannot be written to publishes all the same
+        note_bucket(keyring, name)
 
 
 # -- who signs ---------------------------------------------------------------------------------------------------------

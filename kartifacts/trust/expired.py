@@ -51,13 +51,7 @@ def refresh(
     granted: Exemption,
 ) -> Trusted:
     """One run; see `client.refresh_expired`."""
-    strict_json(root, what="the root of trust")
-    fetcher = session.Fetcher(session.by_path(read))
-    with session.alone(state), session.translated(state, fetcher):
-        walk = _Walk(state, fetcher, session.base(view_of(root)))
-        verified = walk.verified(root, libraries, floor)
-        trusted = reading.trusted(verified, root, floor)
-        walk.keep(verified)
+    trusted, verified = look(root, state, read, libraries, floor)
     late = [name for name, signed in verified.signed().items() if signed.is_expired(granted.now)]
     if not late:
         return trusted
@@ -66,6 +60,20 @@ def refresh(
         trusted.seen, accepted_expired_until=granted.until.isoformat(), reason=granted.reason
     )
     return trusted._replace(seen=seen)
+
+
+def look(
+    root: bytes, state: Path, read: Read, libraries: Sequence[str] | None, floor: Synced | None
+) -> tuple[Trusted, reading.Verified]:
+    """One run that does not look at any expiry."""
+    strict_json(root, what="the root of trust")
+    fetcher = session.Fetcher(session.by_path(read))
+    with session.alone(state), session.translated(state, fetcher):
+        walk = _Walk(state, fetcher, session.base(view_of(root)))
+        verified = walk.verified(root, libraries, floor)
+        trusted = reading.trusted(verified, root, floor)
+        walk.keep(verified)
+    return trusted, verified
 
 
 class _Walk:

@@ -25,7 +25,7 @@ from kartifacts.trust.keyfiles import (
     write_listed,
 )
 from kartifacts.trust.keygrants import Grant, root_of, targets_of
-from kartifacts.trust.keyring import VIEWS, Entry, Keyring, Listed, is_per_view, label
+from kartifacts.trust.keyring import BUCKETS, VIEWS, Entry, Keyring, Listed, is_per_view, label
 from kartifacts.trust.keysigner import Secret
 from kartifacts.trust.released import TOP_LEVEL, check_library
 
@@ -140,7 +140,8 @@ def _copy_private(keyring: Keyring, place: Path, wanted: Iterable[str]) -> None:
 
 
 def _copy_signed(keyring: Keyring, place: Path) -> None:
-    for path in keyring.files():
+    buckets = [keyring.path / BUCKETS] if keyring.buckets() else []
+    for path in (*buckets, *keyring.files()):
         put(place / path.relative_to(keyring.path), read(path))
 
 

@@ -18,7 +18,7 @@ from kartifacts.errors import ConfigError, StoreError
 from kartifacts.files.locking import hold
 from kartifacts.files.reading import read_regular
 from kartifacts.trust.keygrants import Grant
-from kartifacts.trust.keyring import KEYS, Entry, Keyring, Listed
+from kartifacts.trust.keyring import BUCKETS, KEYS, Entry, Keyring, Listed
 from kartifacts.trust.keysigner import Secret, check_uri, new_private_key
 
 _LOCK = ".lock"
@@ -145,6 +145,11 @@ def replace(path: Path, content: bytes, *, private: bool = False) -> None:
     with faults("write", path):
         os.replace(_written(path, content, 0o600 if private else 0o644), path)
         _sync(path.parent)
+
+
+def note_bucket(keyring: Keyring, name: str) -> None:
+    """Remember that a keyring has published to a bucket."""
+    put(keyring.path / BUCKETS, "".join(f"{each}\n" for each in (*keyring.buckets(), name)).encode())
 
 
 def put(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -4,6 +4,7 @@
     private/<role>-<id>.pem           private keys (PKCS8), if they are files of this keyring
     metadata/{N.root,N.targets}.json  signed files for the bucket; the roots say who signs what, and nothing else does
     airgap/N.root.json
+    buckets.txt                       where it has published to, a line each, so that a second place is warned of
 
 Private keys may lie elsewhere, or not be on this machine: what lacks them cannot sign, and can do all else.
 """
@@ -28,6 +29,7 @@ from kartifacts.trust.keysigner import Secret, is_encrypted, open_signer
 from kartifacts.trust.released import TOP_LEVEL
 
 KEYS = "keys.json"
+BUCKETS = "buckets.txt"
 VIEWS: tuple[View, ...] = ("online", "airgap")
 ELSEWHERE = (
     "if they were exchanged, or this role was left out, export a new keyring from the one where the keys were made: "
@@ -143,6 +145,13 @@ class Keyring:
 
     def _content(self, view: View, role: str, number: int) -> bytes:
         return _read(self.file(view, f"{number}.{role}.json"), _MAX_METADATA)
+
+    def buckets(self) -> list[str]:
+        """Where it has published to."""
+        try:
+            return _read(self.path / BUCKETS, _MAX_METADATA).decode(errors="replace").splitlines()
+        except ConfigError:
+            return []  # nowhere yet, as far as can be told
 
     # -- who signs
 

@@ -15,6 +15,7 @@ from kartifacts.trust import keyceremony, keychange
 from kartifacts.trust.client import refresh
 from kartifacts.trust.keysigner import new_private_key
 from tests.conftest import Answer, Machine
+from tests.publish.test_signed import laid
 
 
 @pytest.fixture
@@ -144,7 +145,8 @@ def test_a_refresh_warns_of_what_people_have_to_renew_and_succeeds(machine: Mach
     answer = machine.cli("timestamp", "refresh", bucket, "--keys", tmp_path / "keys")
     assert answer.code == 0
     warned = [line.split()[1] for line in answer.err.splitlines() if line.startswith("warning: ")]
-    assert warned == ["targets", "targets"]
+    assert warned == ["targets"]
+    assert "keys renew" in answer.err
     keychange.renew(tmp_path / "keys", "targets", now=datetime.now(timezone.utc))
     assert machine.cli("keys", "publish", bucket, "--keys", tmp_path / "keys").code == 0
     assert machine.cli("timestamp", "refresh", bucket, "--keys", tmp_path / "keys").err == ""
@@ -161,6 +163,47 @@ def test_a_refresh_that_could_not_sign_fails(machine: Machine, keys: Path, tmp_p
     assert (tmp_path / "bucket/metadata/timestamp.json").read_bytes() == before
     assert machine.cli("timestamp", "refresh", bucket, "--keys", tmp_path / "on").code == 0
     assert (tmp_path / "bucket/metadata/timestamp.json").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("timestamp", "refresh"),
+        ("promote", "mylib", "1.0", "--channel", "stable"),
+        ("retire", "mylib", "1.0"),
+        ("retain",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_only_publishing_begins_a_repository(
+    machine: Machine, keys: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    words = 2 if command[0] == "timestamp" else 1
+    bucket = f"dir:{tmp_path / 'mistyped'}"
+    answer = machine.cli(*command[:words], bucket, *command[words:], "--keys", keys)
+    failed(answer, 2, "nothing is signed in", "mistyped", "keys publish")
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_of_an_expired_library_its_own_readers_are_told_and_others_go_on(machine: Machine, tmp_path: Path) -> None:
+    now = datetime.now(timezone.utc)
+    keyring = keyceremony.init(tmp_path / "keys", ["idle", "mylib"], {}, now=now)
+    bucket = DirectoryBucket(tmp_path / "bucket")
+    laid(bucket, keyring, now, {"idle": now - timedelta(days=800), "mylib": now})
+    keyceremony.export(keyring, tmp_path / "ci", ["mylib", "snapshot", "timestamp"])
+    refreshed = machine.run_cli("timestamp", "refresh", f"dir:{bucket.root}", "--keys", tmp_path / "ci")
+    assert refreshed.code == 0
+    assert refreshed.err.count("role of library 'idle' expired") == refreshed.err.count("\n") == 1
+    assert "--accept-expired" not in refreshed.err
+    (tmp_path / "root.json").write_bytes(keyring.root("online"))
+    sync = ("sync", "--root", tmp_path / "root.json", "--lock", tmp_path / "lock")
+    every = machine.run_cli(*sync, mirrors=f"file://{bucket.root}")
+    assert every.code == 11
+    assert "idle.json" in every.err
+    one = machine.run_cli(*sync, "--library", "mylib", mirrors=f"file://{bucket.root}")
+    assert one.code == 0, one.err
+    assert machine.cli("timestamp", "refresh", f"dir:{bucket.root}", "--keys", tmp_path / "keys").err == ""
+    assert machine.run_cli(*sync, mirrors=f"file://{bucket.root}").code == 0
 
 
 def test_a_refresh_renews_one_view_and_leaves_the_other(machine: Machine, keys: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import pytest
 
 from kartifacts.errors import ConfigError, ExpiredMetadata, PublishConflict, SourceError, VerificationError
 from kartifacts.model.digest import sha256
-from kartifacts.model.layout import View
+from kartifacts.model.layout import View, metadata_path
+from kartifacts.model.manifest import Pin
 from kartifacts.publish.buckets import Unlisted
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.commit import commit, publish_staged, refresh_timestamp
@@ -25,10 +27,12 @@ from kartifacts.publish.repository import Repository
 from kartifacts.publish.verify import verify_repository
 from kartifacts.trust.client import refresh
 from kartifacts.trust.keyceremony import export, init
-from kartifacts.trust.keychange import add_library, finish, remove_library, rotate
+from kartifacts.trust.keychange import add_library, finish, remove_library, renew, rotate
 from kartifacts.trust.keyfiles import Plan
+from kartifacts.trust.keygrants import signed_by
 from kartifacts.trust.keyring import Keyring
-from kartifacts.trust.signing import snapshot_of, timestamp_of
+from kartifacts.trust.released import Released
+from kartifacts.trust.signing import role_with, snapshot_of, timestamp_of
 
 Make = Callable[..., Any]
 Snapshot = Callable[[Path], dict[str, bytes]]
@@ -494,6 +498,226 @@ def test_what_is_signed_by_a_clock_that_is_far_behind_is_not_made_public(
     with pytest.raises(ExpiredMetadata):
         commit(bucket, keyring, promoting("demo", "1.0", "stable"), now=now() - timedelta(days=60))
     assert released(bucket, keyring) == {"demo 1.0": ()}
+
+
+def laid(bucket: DirectoryBucket, keyring: Keyring, then: datetime, roles: dict[str, datetime]) -> None:
+    """What was published `then`, with the roles of libraries of other days."""
+    for view in ("online", "airgap"):
+        for name, content in keyring.staged(view).items():
+            bucket.put_if_absent(metadata_path(view, name), content)
+        files = {"1.targets.json": keyring.targets()}
+        for library, when in roles.items():
+            pin = Pin(library=library, version="0", sha256=sha256(library.encode()), size=1)
+            signers = keyring.signers(library)
+            content = role_with(None, library, version=1, signers=signers, now=when, add=[Released(pin)])
+            files[f"1.{library}.json"] = content
+            bucket.put_if_absent(metadata_path(view, f"1.{library}.json"), content)
+        signers = keyring.signers("snapshot", view=view)
+        made = snapshot_of(None, files, version=1, signers=signers, view=view, now=then)
+        bucket.put_if_absent(metadata_path(view, "1.snapshot.json"), made)
+        signers = keyring.signers("timestamp", view=view)
+        stamp = timestamp_of(None, made, version=1, signers=signers, view=view, now=then)
+        bucket.swap(metadata_path(view, "timestamp.json"), stamp, None)
+
+
+def made_then(path: Path, then: datetime, *libraries: str) -> Keyring:
+    one = Plan(1, 1)
+    return init(path, libraries, {"targets": one, "online:root": one, "airgap:root": one}, now=then)
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+LONG_AGO = timedelta(days=2 * 365 + 30)
+
+
+@pytest.mark.parametrize("act", ["refresh", "publish", "keys"])
+def test_an_idle_library_that_expired_is_signed_anew_where_its_key_is(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = make_keys("demo", "idle", "fresh")
+    laid(bucket, keyring, now(), {"idle": now() - LONG_AGO, "fresh": now()})
+    with pytest.raises(ExpiredMetadata, match=r"idle\.json"):
+        released(bucket, keyring)
+    if act == "refresh":
+        refresh_timestamp(bucket, keyring)
+    elif act == "publish":
+        publish(tiny(), bucket, keyring=keyring)
+    else:
+        publish_staged(bucket, keyring)
+    wanted = {"idle 0", "fresh 0", *(["demo 1.0"] if act == "publish" else [])}
+    assert set(released(bucket, keyring)) == set(released(bucket, keyring, "airgap")) == wanted
+    assert bucket.size("metadata/2.fresh.json") is None
+    assert warned(caplog) == []
+
+
+@pytest.mark.parametrize("act", ["refresh", "publish", "keys"])
+def test_an_idle_library_that_expired_stops_nobody_where_its_key_is_not(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, tmp_path: Path, act: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = make_keys("demo", "idle", "fresh")
+    laid(bucket, keyring, now(), {"idle": now() - LONG_AGO, "fresh": now()})
+    ci = export(keyring, tmp_path / "ci", ["demo", "fresh", "snapshot", "timestamp"])
+    if act == "refresh":
+        seen = refresh_timestamp(bucket, ci)
+    elif act == "publish":
+        seen = dict(publish(tiny(), bucket, keyring=ci).seen)
+    else:
+        add_library(keyring.path, "more", Plan(), now=now())
+        seen = publish_staged(bucket, export(Keyring.load(keyring.path), tmp_path / "new", ["snapshot", "timestamp"]))
+    assert {view: each.timestamp for view, each in seen.items()} == {"online": 2, "airgap": 2}
+    [said] = warned(caplog)
+    assert "'idle' expired" in said
+    assert "timestamp refresh" in said
+    for view in ("online", "airgap"):
+        found = refresh(keyring.root(view), None, bucket.get, libraries=["fresh"]).libraries
+        assert [release.pin.version for release in found["fresh"].releases] == ["0"]
+        with pytest.raises(ExpiredMetadata, match=r"idle\.json"):
+            released(bucket, keyring, view)
+
+
+def test_a_library_in_the_last_quarter_of_its_life_is_signed_anew_and_a_younger_one_when_asked_for(
+    make_keys: Make, bucket: DirectoryBucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = make_keys("old", "young")
+    laid(bucket, keyring, now(), {"old": now() - timedelta(days=560), "young": now() - timedelta(days=530)})
+    without = export(keyring, tmp_path / "without", ["snapshot", "timestamp"])
+    assert refresh_timestamp(bucket, without)["online"].libraries == {"old": 1, "young": 1}
+    assert refresh_timestamp(bucket, keyring)["airgap"].libraries == {"old": 2, "young": 1}
+    assert refresh_timestamp(bucket, keyring)["online"].libraries == {"old": 2, "young": 1}
+    assert refresh_timestamp(bucket, keyring, libraries=["young"])["airgap"].libraries == {"old": 2, "young": 2}
+    assert warned(caplog) == []
+    with pytest.raises(ConfigError, match="cannot sign for 'young'"):
+        refresh_timestamp(bucket, without, libraries=["young"])
+    with pytest.raises(ConfigError, match="nobody may release a library 'none'"):
+        refresh_timestamp(bucket, keyring, libraries=["none"])
+
+
+@pytest.mark.parametrize("years", [2.1, 4, 12])
+@pytest.mark.parametrize("act", ["keys", "publish"])
+def test_what_expired_long_ago_comes_back_by_renewals_and_one_publish(
+    tiny: Make, bucket: DirectoryBucket, tmp_path: Path, years: float, act: str
+) -> None:
+    then = now() - timedelta(days=365 * years)
+    keyring = made_then(tmp_path / "keys", then, "demo", "idle")
+    laid(bucket, keyring, then, {"idle": then})
+    before = bucket.get("metadata/timestamp.json")
+    for attempt in (refresh_timestamp, publish_staged):
+        with pytest.raises(ExpiredMetadata) as caught:
+            attempt(bucket, keyring)
+        assert f"keys renew {keyring.path} targets" in str(caught.value)
+        assert "--accept-expired" not in str(caught.value)
+        assert bucket.get("metadata/timestamp.json") == before
+    if years > 3:
+        renew(keyring.path, "root", now=now())
+    renew(keyring.path, "targets", now=now())
+    if act == "keys":
+        publish_staged(bucket, Keyring.load(keyring.path))
+    else:
+        publish(tiny(), bucket, keyring=Keyring.load(keyring.path))
+    wanted = {"idle 0", *(["demo 1.0"] if act == "publish" else [])}
+    assert set(released(bucket, keyring)) == set(released(bucket, keyring, "airgap")) == wanted
+
+
+def test_what_expired_is_signed_anew_even_if_nothing_else_is_to_change(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket
+) -> None:
+    keyring = make_keys()
+    publish(tiny(), bucket, keyring=keyring)
+    aged(bucket, keyring, snapshot=50, timestamp=20)
+    publish(tiny(), bucket, keyring=keyring)
+    assert set(released(bucket, keyring)) == {"demo 1.0"}
+
+
+def test_a_name_that_was_mistyped_is_not_begun_by_who_keeps_what_is_there(
+    make_keys: Make, bucket: DirectoryBucket
+) -> None:
+    with pytest.raises(ConfigError, match=r"nothing is signed in .* yet") as caught:
+        refresh_timestamp(bucket, make_keys())
+    assert "keys publish" in str(caught.value)
+    assert not bucket.root.exists()
+
+
+def test_an_orderly_exchange_is_signed_by_both_keys_and_alarms_nobody(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = make_keys()
+    publish(tiny(), bucket, keyring=keyring)
+    [old] = keyring.grant("demo").keys
+    rotate(keyring.path, "demo", now=now())
+    publish_staged(bucket, Keyring.load(keyring.path))
+    both = {key.keyid for key in Keyring.load(keyring.path).grant("demo").keys}
+    assert old.keyid in both
+    assert signed_by(bucket.get("metadata/2.demo.json")) == both
+    finish(keyring.path, "demo", now=now())
+    publish_staged(bucket, Keyring.load(keyring.path))
+    assert bucket.size("metadata/3.demo.json") is None
+    assert warned(caplog) == []
+    assert set(released(bucket, keyring)) == set(released(bucket, keyring, "airgap")) == {"demo 1.0"}
+
+
+def test_an_exchange_by_who_holds_no_key_of_the_library_waits_for_a_refresh_by_who_does(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = make_keys()
+    publish(tiny(), bucket, keyring=ring)
+
+    def offline(name: str) -> Keyring:
+        return export(Keyring.load(ring.path), tmp_path / name, ["targets", "snapshot", "timestamp"])
+
+    rotate(ring.path, "demo", now=now())
+    publish_staged(bucket, offline("first"))
+    refresh_timestamp(bucket, export(Keyring.load(ring.path), tmp_path / "ci", ["demo", "snapshot", "timestamp"]))
+    assert len(signed_by(bucket.get("metadata/2.demo.json"))) == 2
+    finish(ring.path, "demo", now=now())
+    publish_staged(bucket, offline("second"))
+    assert warned(caplog) == []
+    assert set(released(bucket, ring)) == {"demo 1.0"}
+
+
+def test_a_library_whose_keys_are_taken_away_at_once_is_to_be_looked_at(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = make_keys()
+    publish(tiny(), bucket, keyring=keyring)
+    rotate(keyring.path, "demo", now=now())
+    finish(keyring.path, "demo", now=now())
+    publish_staged(bucket, Keyring.load(keyring.path))
+    [said] = warned(caplog)
+    assert "look whether all its releases are yours" in said
+
+
+def test_a_warning_is_given_once_by_one_command(
+    tiny: Make, bucket: DirectoryBucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = made_then(tmp_path / "keys", now(), "demo")
+    publish(tiny("1"), bucket, keyring=keyring)
+    signing = export(keyring, tmp_path / "signing", ["demo", "snapshot", "timestamp"])
+    renew(signing.path, "targets", now=now())
+    renew(signing.path, "root", now=now())
+    publish(tiny("2"), bucket, keyring=Keyring.load(signing.path))
+    said = warned(caplog)
+    assert len(said) == len(set(said)) == 3
+    assert all("stays in the keyring" in each for each in said)
+
+
+def test_a_second_bucket_is_warned_of_once(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring, other = make_keys(), DirectoryBucket(tmp_path / "other")
+    publish(tiny("1"), bucket, keyring=keyring)
+    ci = export(keyring, tmp_path / "ci", ["demo", "snapshot", "timestamp"])
+    publish(tiny("2"), DirectoryBucket(Path(os.path.relpath(bucket.root))), keyring=keyring)
+    assert warned(caplog) == []
+    for ring in (keyring, ci):
+        caplog.clear()
+        publish(tiny("2"), other, keyring=ring)
+        [said] = warned(caplog)
+        assert f"dir:{bucket.root}" in said
+        assert "mirror pull" in said
+        publish_staged(other, ring)
+        assert len(warned(caplog)) == 1
 
 
 # -- directories with metadata -----------------------------------------------------------------------------------------

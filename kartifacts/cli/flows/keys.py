@@ -303,12 +303,20 @@ def publish_staged(
 
 
 def refresh_timestamp(
-    bucket: str, path: Path, views: Sequence[View], settings: Settings, *, single_writer: bool, secret: Secret | None
+    bucket: str,
+    path: Path,
+    views: Sequence[View],
+    settings: Settings,
+    *,
+    libraries: Sequence[str],
+    single_writer: bool,
+    secret: Secret | None,
 ) -> Report:
-    """Sign the timestamps of views anew, and say what expires when.
+    """Sign the timestamps of views anew, and what grows old, and say what expires when.
 
     Args:
         views: none means those whose key is in the keyring.
+        libraries: whose roles are signed anew however old they are.
     """
     from kartifacts.publish.buckets import open_bucket
     from kartifacts.publish.commit import refresh_timestamp
@@ -318,15 +326,15 @@ def refresh_timestamp(
     for view in chosen:
         keyring.signers("timestamp", view=view)
     opened = open_bucket(bucket, settings, single_writer=single_writer)
-    seen = refresh_timestamp(opened, keyring, chosen)
+    seen = refresh_timestamp(opened, keyring, chosen, libraries=libraries)
     rows = [row for view in chosen for row in _expiries(opened, keyring, view)]
     rows.sort(key=lambda row: (row["expires"], row["role"]))
-    soon = _iso(now() + SOON)
+    moment, soon = _iso(now()), _iso(now() + SOON)
     return {
         "bucket": opened.name,
         "views": {view: _versions(seen[view]) for view in chosen if view in seen},
         "expires": rows,
-        "soon": [row for row in rows if row["by_hand"] and row["expires"] < soon],
+        "soon": [row for row in rows if row["by_hand"] and moment < row["expires"] < soon],
     }
 
 

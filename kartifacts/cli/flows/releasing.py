@@ -73,9 +73,11 @@ def _changed(
 ) -> Report:
     from kartifacts.publish.buckets import open_bucket
     from kartifacts.publish.commit import commit
+    from kartifacts.publish.public import check_begun
 
     keyring = open_keyring(keys, secret)
     opened = open_bucket(bucket, settings, single_writer=single_writer)
+    check_begun(opened)
     opened.preflight()
     return {"bucket": opened.name, "views": _seen(commit(opened, keyring, changes))}
 
@@ -96,9 +98,11 @@ def retain(
 ) -> Report:
     """Delete what nothing public reaches since `grace` seconds, and metadata that is older than `keep_metadata`."""
     from kartifacts.publish.buckets import open_bucket
+    from kartifacts.publish.public import check_begun
     from kartifacts.publish.retention import retain
 
     opened = open_bucket(bucket, settings, single_writer=single_writer)
+    check_begun(opened)
     if not dry_run:
         opened.preflight()
     done = retain(
