@@ -82,6 +82,7 @@ def status_command(library: str | None, ops: str, archs: str, as_json: bool) -> 
         + (f": {row['present']} of {row['kernels']} present" if not row["problem"] else f": unknown, {row['problem']}")
         for row in report["bundles"]
     ]
+    lines += [report["advice"]] if report["advice"] else []
     lines += [f"lock: {each['age']}" for each in report["synced"]]
     lines.append(f"store {report['store']}: {report['entries']} entries, {report['bytes']} bytes")
     emit(as_json, report, "\n".join(lines))

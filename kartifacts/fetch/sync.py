@@ -21,9 +21,9 @@ from kartifacts.errors import (
     SourceError,
     VerificationError,
 )
-from kartifacts.files.reading import read_regular
 from kartifacts.model.manifest import Lock, Pin, Synced
 from kartifacts.trust.client import check_exemption
+from kartifacts.trust.roots import read_root
 
 if TYPE_CHECKING:
     from kartifacts.sources import Source
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_ROOT = 512_000  # bytes
 _OVERTAKEN = 5  # times in a row that other processes may be faster
 _DAY = timedelta(days=1)
 _SOON = 3 * _DAY  # before metadata expires, one is told
@@ -144,10 +143,7 @@ def _root(settings: Settings, given: Path | None) -> bytes:
         hint += f", or put it at {settings.home / 'root.json'}"
     if path is None:
         raise ConfigError("no root of trust says whose signatures count", hint=hint)
-    try:
-        return read_regular(path, MAX_ROOT)
-    except OSError as error:
-        raise ConfigError(f"cannot read the root {str(path)!r}: {error.strerror or error}", hint=hint) from error
+    return read_root(path, hint=hint)
 
 
 def _lock_path(settings: Settings, given: Path | None) -> Path:
@@ -205,7 +201,14 @@ def _ask(
         found = _first(settings, expired, excepted, errors)
     if found is None:
         raise _worst(errors)
+    for name, message in {source.name: error.message for source, error in errors if _is_quiet(error)}.items():
+        log.warning("the mirror %s was passed over: %s", name, message)
     return found
+
+
+def _is_quiet(error: KartifactsError) -> bool:
+    """Whether nobody has complained yet: that one of several mirrors lacks something is no fault elsewhere."""
+    return isinstance(error, ConfigError) or (isinstance(error, SourceError) and error.missing)
 
 
 def _is_expired(error: tuple[Source, KartifactsError], source: Source) -> bool:
@@ -306,6 +309,13 @@ def _floors(seen: Synced, before: Synced | None, *, partial: bool) -> dict[str, 
 
 
 def _tell_of_changes(before: Lock, floor: Synced | None, pins: Sequence[Pin], synced: Synced) -> None:
+    if floor is None and before.synced:
+        log.warning(
+            "the lock was made with another root of trust before (%s view, from %s); now %s is as this one says",
+            before.synced[-1].view,
+            before.synced[-1].source or "an unknown place",
+            ", ".join(pin.library for pin in pins),
+        )
     held = {pin.library: pin for pin in before.releases}
     for pin in pins:
         was = held.get(pin.library, pin)

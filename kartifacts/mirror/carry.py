@@ -219,7 +219,7 @@ def import_(
     except SourceError as error:
         if not error.missing:
             raise
-        raise _lacks(archive, bucket, error.message) from error
+        raise _lacks(archive, bucket, error.message, error.hint) from error
     _check_names(archive, contents)
     lacking = [name for name in sorted(contents.paths - set(archive.members)) if bucket.size(name) is None]
     if lacking:
@@ -228,11 +228,11 @@ def import_(
     return contents, promote(contents, chosen, carried, bucket, threads=threads, progress=progress)
 
 
-def _lacks(archive: Archive, bucket: Bucket, what: str) -> VerificationError:
+def _lacks(archive: Archive, bucket: Bucket, what: str, hint: str | None = None) -> VerificationError:
     return VerificationError(
         f"{archive.where} and {bucket.name} together lack a part of what was to be carried: {what}",
         source=archive.where,
-        hint="export again without --since, or with a listing of this mirror as it is now",
+        hint=hint or "export again without --since, or with a listing of this mirror as it is now",
     )
 
 

@@ -12,6 +12,22 @@ from kartifacts.remote.answers import innermost
 AUTHORITY_HINT = "set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed it"
 
 
+NO_TLS_HINT = "if nothing there speaks TLS, write http:// for a mirror or a bucket, oci+http:// for a registry"
+
+
+def tls_hint(error: BaseException) -> str:
+    """What to do where TLS failed: a certificate is refused, or the other side answers in plain HTTP."""
+    cause: BaseException | None = error
+    for _ in range(10):
+        if isinstance(cause, ssl.SSLCertVerificationError) or cause is None:
+            break
+        if isinstance(cause, ssl.SSLError):
+            return NO_TLS_HINT
+        reason = getattr(cause, "reason", None)  # as urllib3 keeps it
+        cause = reason if isinstance(reason, BaseException) else cause.__cause__ or cause.__context__
+    return AUTHORITY_HINT
+
+
 def tls_context(settings: Settings) -> ssl.SSLContext:
     """How certificates are checked.
 

@@ -270,10 +270,12 @@ def _no_answer(error: Exception, method: str, address: Address) -> SourceError:
     import ssl
 
     where = f"no answer from {shown(address.url)} to {method}"
-    if isinstance(error, urllib3.exceptions.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        from kartifacts.remote.authorities import AUTHORITY_HINT
+    if isinstance(error, urllib3.exceptions.SSLError):
+        from kartifacts.remote.authorities import tls_hint
 
-        return SourceError(f"{where}: its certificate is not trusted", permanent=True, hint=AUTHORITY_HINT)
+        refused = "CERTIFICATE_VERIFY_FAILED" in str(error)
+        why = "its certificate is not trusted" if refused else f"TLS failed: {_reason(error)}"
+        return SourceError(f"{where}: {why}", permanent=True, hint=tls_hint(error))
     if isinstance(error, urllib3.exceptions.TimeoutError):
         return SourceError(f"{where}: nothing came for too long")
     permanent = isinstance(error, (ssl.SSLError, urllib3.exceptions.SSLError, urllib3.exceptions.LocationValueError))

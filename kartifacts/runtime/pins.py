@@ -40,6 +40,14 @@ def read_lock(settings: Settings) -> Lock:
     return Lock(version=1, releases=pins)
 
 
+def to_pin(settings: Settings) -> str | None:
+    """What to do where nothing is pinned, if a publisher is trusted here."""
+    if settings.root is None:
+        return None
+    also = "" if settings.mirrors else ", with KARTIFACTS_MIRRORS set"
+    return f"run kartifacts sync{also}: {settings.root} says whose releases are to be pinned"
+
+
 def wheel_pins() -> Iterator[tuple[str, Pin]]:
     """The pins that installed bundle wheels bring, each with the wheel's name."""
     from kartifacts.publish import lockfile

@@ -320,7 +320,8 @@ class Registry:
                 uri=request.uri,
                 arch=str(spec.arch),
                 refusals=tuple(refusals),
-                hint=f"fetch it first, on a machine with network: kartifacts fetch --ops "
+                hint=self._to_pin()
+                or f"fetch it first, on a machine with network: kartifacts fetch --ops "
                 f"{request.uri.partition('?')[0]} --archs {request.device}",
             )
         log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
@@ -378,6 +379,11 @@ class Registry:
         for pin in self.lock.releases:
             with _noting(refusals, f"release {pin.library} {pin.version}", wrong):
                 yield from self._fetcher(remote=remote).bundles(pin)
+
+    def _to_pin(self) -> str | None:
+        from kartifacts.runtime.pins import to_pin
+
+        return None if self.lock.releases else to_pin(self.settings)
 
     def _without_pins(self) -> list[Refusal]:
         """Why no release is looked at, if none is pinned; also the first to find out that the lock is malformed."""

@@ -12,7 +12,7 @@ from kartifacts.config import Settings
 from kartifacts.errors import SourceError
 from kartifacts.remote.addresses import Address, proxy_for, redirected, shown
 from kartifacts.remote.answers import REDIRECTS, NoConnection, check_status, innermost
-from kartifacts.remote.authorities import AUTHORITY_HINT, tls_context
+from kartifacts.remote.authorities import AUTHORITY_HINT, tls_context, tls_hint
 from kartifacts.remote.logins import Netrc, basic
 from kartifacts.sources.breaker import Breaker
 from kartifacts.sources.pool import Pool
@@ -214,7 +214,7 @@ def _no_connection(error: Exception, address: Address, proxy: Address | None) ->
             f"{where}: its certificate is not trusted: {error.verify_message}", permanent=True, hint=AUTHORITY_HINT
         )
     if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, TimeoutError)):
-        return NoConnection(f"{where}: TLS failed: {innermost(error)}", permanent=True)
+        return NoConnection(f"{where}: TLS failed: {innermost(error)}", permanent=True, hint=tls_hint(error))
     if isinstance(error, ProxyRefused):
         denied = error.status < 500
         hint = "the proxy wants credentials: put them into HTTPS_PROXY" if error.status == 407 else _PROXY_HINT

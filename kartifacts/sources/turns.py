@@ -115,4 +115,5 @@ def _complain(source: Source, error: SourceError | VerificationError, label: str
                 _complaints.clear()
             _complaints[source.name, reason] = now
             level = logging.WARNING
-    log.log(level, "%s: %s", label, error.message)
+    named = "" if source.name in error.message else f"{source.name}: "
+    log.log(level, "%s: %s%s", label, named, error.message)

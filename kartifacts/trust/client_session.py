@@ -29,13 +29,16 @@ from kartifacts.files.locking import elsewhere, hold
 from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.digest import strict_json
-from kartifacts.model.layout import View, metadata_path
+from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.trust.client import Read
 from kartifacts.trust.signed import parse_any
 
 MAX_METADATA = 5_000_000  # bytes, whatever length signed metadata promises of other metadata
 PATIENCE = 600.0  # seconds for all of a run, since a source may spread its answers
 _JUDGED = ("root", "timestamp", "snapshot", "targets")  # in this order, and then libraries
+
+_VIEWS: tuple[View, ...] = ("online", "airgap")
+_BEGINNINGS = {metadata_path(view, TIMESTAMP): view for view in _VIEWS}  # what a view has if it has anything
 
 _NAMED = re.compile(r"(?:.*/)?(?:\d+\.)?(?P<role>[^/]+)\.json")
 _NEXT_ROOT = re.compile(r"(?:.*/)?\d+\.root\.json")
@@ -73,7 +76,14 @@ class Fetcher(FetcherInterface):
         except SourceError as error:
             if (error.missing or error.denied) and _NEXT_ROOT.fullmatch(url):  # so the present root is the newest
                 raise DownloadHTTPError(error.message, 404) from error
+            if error.missing and url in _BEGINNINGS:
+                raise _without(_BEGINNINGS[url], error) from error
             raise
+        if content.lstrip()[:1] == b"<":
+            raise VerificationError(
+                f"{url} is HTML or XML, not signed metadata",
+                hint="a login page, or one for whatever is not there: the mirror has another URL, or wants a login",
+            )
         strict_json(content, what=url)
         if named := _NAMED.fullmatch(url):
             self.got[unquote(named["role"])] = content
@@ -89,6 +99,16 @@ class Fetcher(FetcherInterface):
         if len(content) > limit:
             raise SourceError(f"{url!r} is larger than {limit} bytes", permanent=True)
         return content
+
+
+def _without(view: View, error: SourceError) -> SourceError:
+    other = "airgap" if view == "online" else "online"
+    return SourceError(
+        f"there is no signed metadata for the {view} view: {error.message}",
+        missing=True,
+        hint=f"the root of trust is of the {view} view; what is only for readers of the {other} view takes the root "
+        "of that one, and what was published without --keys takes a lock",
+    )
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from kartifacts.runtime import Registry, host
 
 log = logging.getLogger(__name__)
 
+_NOT_HERE = "is not here"
 _REMEMBERED = 1000  # kernels, at a millisecond each
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ def status(settings: Settings, selection: Selection) -> Report:
         "bytes": here.bytes,
         "bundles": rows,
         "synced": _ages(settings),
+        "advice": "run kartifacts fetch: what is unknown stands in metadata that is not here yet"
+        if any(row["problem"].endswith(_NOT_HERE) for row in rows)
+        else "",
         "complete": bool(rows) and all(row["kernels"] == row["present"] for row in rows),
     }
 
@@ -186,7 +190,7 @@ def _lacking(fetcher: Fetcher, here: Holdings, bundle: Bundle, entries: Sequence
 
 def _problem(unread: Unread) -> str:
     """Why something is not known, in a line."""
-    kind = "cannot be used" if isinstance(unread.error, VerificationError) else "is not here"
+    kind = "cannot be used" if isinstance(unread.error, VerificationError) else _NOT_HERE
     detail = f": {unread.error.message.partition(chr(10))[0]}" if isinstance(unread.error, VerificationError) else ""
     return f"{unread.what} {kind}{detail}"
 

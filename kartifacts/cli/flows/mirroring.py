@@ -13,7 +13,6 @@ from kartifacts.cli.flows.shared import Report, bar, native
 from kartifacts.config import Settings, read
 from kartifacts.errors import ConfigError
 from kartifacts.files.directories import directory_in
-from kartifacts.files.reading import read_regular
 from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.pull import Trust
 from kartifacts.model.arch import parse_archs
@@ -27,18 +26,12 @@ if TYPE_CHECKING:
 
 def trust_of(roots: Sequence[Path], lock: Path | None, settings: Settings | None = None) -> Trust:
     """Whom to believe, as the command line says; with `settings` the root of this machine if it says nothing."""
-    from kartifacts.mirror.trusting import MAX_ROOT
     from kartifacts.publish.lockfile import read_lock
+    from kartifacts.trust.roots import read_root
 
     if not roots and lock is None and settings is not None and settings.root is not None:
         roots = [settings.root]
-    contents = []
-    for path in roots:
-        try:
-            contents.append(read_regular(path, MAX_ROOT))
-        except OSError as error:
-            raise ConfigError(f"cannot read the root {str(path)!r}: {error.strerror or error}") from error
-    return Trust(tuple(contents), None if lock is None else read_lock(lock))
+    return Trust(tuple(map(read_root, roots)), None if lock is None else read_lock(lock))
 
 
 def filter_of(libraries: Sequence[str], versions: Sequence[str], channels: Sequence[str], archs: str) -> Filter:

@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, VerificationError
-from kartifacts.files.reading import read_regular
+from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.model.digest import Digest
 from kartifacts.model.manifest import Pin
 
 if TYPE_CHECKING:
     from kartifacts.publish.attestations import Believed
     from kartifacts.publish.repository import Repository
-
-_MAX_ROOT = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,18 @@ def _chooser(settings: Settings, repository: Repository, pins: Sequence[Pin], de
         return lambda _: (Believed(extra, 1), None)
     from kartifacts.sources.directory import DirectorySource
     from kartifacts.trust.client import refresh
+    from kartifacts.trust.roots import read_root
 
     libraries = sorted({pin.library for pin in pins})
-    trusted = refresh(_read_root(root), None, DirectorySource(repository.path).document, libraries=libraries)
+    try:
+        trusted = refresh(read_root(root), None, DirectorySource(repository.path).document, libraries=libraries)
+    except SourceError as error:
+        if error.missing:
+            error.hint = (
+                "what `kartifacts build` wrote is not signed: verify the bucket that it was published to with --keys, "
+                f"or a mirror of that; {error.hint or ''}"
+            )
+        raise
 
     def choose(pin: Pin) -> tuple[Believed, Digest | None]:
         name = f"{pin.library} {pin.version}"
@@ -135,13 +141,6 @@ def _chooser(settings: Settings, repository: Repository, pins: Sequence[Pin], de
         return Believed((*signer.keys, *extra), signer.threshold), released.provenance[0]
 
     return choose
-
-
-def _read_root(path: Path) -> bytes:
-    try:
-        return read_regular(path, _MAX_ROOT)
-    except OSError as error:
-        raise ConfigError(f"cannot read the root of trust {str(path)!r}: {error.strerror or error}") from error
 
 
 def _by_sigstore(repository: Repository, pins: Sequence[Pin], demand: Demand) -> list[dict[str, Any]]:

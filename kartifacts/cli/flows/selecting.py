@@ -14,6 +14,7 @@ from kartifacts.errors import ArtifactUnavailable, ConfigError, VerificationErro
 from kartifacts.model.arch import Arch, parse_arch, parse_archs
 from kartifacts.model.manifest import Descriptor, KernelEntry, Listed, Pin
 from kartifacts.runtime import Registry
+from kartifacts.runtime.pins import to_pin
 
 if TYPE_CHECKING:
     from kartifacts.fetch import Bundle, Fetcher
@@ -119,7 +120,9 @@ def pinned_registry(settings: Settings) -> Registry:
     if not registry.lock.releases:
         raise ConfigError(
             "no release is pinned, so there is nothing to fetch, list or keep",
-            hint="set KARTIFACTS_LOCK to a kartifacts.lock; kartifacts lock REPOSITORY --out FILE writes one",
+            hint=to_pin(settings)
+            or "set KARTIFACTS_LOCK to a kartifacts.lock; kartifacts sync writes one from what a publisher has signed, "
+            "kartifacts lock REPOSITORY --out FILE one of what you have",
         )
     return registry
 

@@ -13,7 +13,7 @@ from kartifacts.errors import ConfigError, SourceError
 from kartifacts.publish.buckets.sent import Sent, served_as
 from kartifacts.remote.addresses import Address, parse, proxy_for, redirected, shown
 from kartifacts.remote.answers import REDIRECTS, TRANSIENT, asked_pause, innermost
-from kartifacts.remote.authorities import AUTHORITY_HINT, tls_context
+from kartifacts.remote.authorities import tls_context, tls_hint
 from kartifacts.remote.logins import Netrc, basic
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Requests:
                 answer.close()  # which its connection survives if all of it was read
         except urllib3.exceptions.SSLError as error:
             message = f"{doing}: TLS failed: {innermost(error)}"
-            raise HttpError(message, permanent=True, hint=AUTHORITY_HINT) from error
+            raise HttpError(message, permanent=True, hint=tls_hint(error)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise HttpError(f"{doing}: {_reason(error)}") from error
 
