@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kartifacts.errors import ConfigError, StoreError, VerificationError, printable
+from kartifacts.errors import ConfigError, SourceError, VerificationError, printable
 from kartifacts.files.reading import open_regular, read_regular
 from kartifacts.model import frames
 from kartifacts.model.digest import Digest, parse_digest, sha256
@@ -83,14 +83,14 @@ class Repository:
         """Whether it holds a release of a library; no release is read yet."""
         if view_of(self.path) is not None:
             return any(pin.library == library for pin in self._all())
-        return any((self.path / "targets" / check_name(library, "library")).glob("*/*.index.json"))
+        return any(True for _ in _indexes(self.path / "targets" / check_name(library, "library"), 1))
 
     def _all(self) -> Iterator[Pin]:
         view = view_of(self.path)
         if view is not None:
             yield from signed_pins(self.path, view)
             return
-        for place in sorted((self.path / "targets").glob("*/*/*.index.json")):
+        for place in _indexes(self.path / "targets", 2):
             yield self._pin(place)
 
     def _pin(self, place: Path) -> Pin:
@@ -221,5 +221,20 @@ def blobs_of(descriptor: Descriptor, bundle: BundleManifest) -> Iterator[Blob]:
     yield Blob(descriptor.sha256, descriptor.size, name)
 
 
-def _unreadable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot read {str(path)!r}: {error.strerror or error}")
+def _indexes(directory: Path, depth: int) -> Iterator[Path]:
+    """The release indexes so many directories below one; what `glob` cannot look into, it passes over silently."""
+    try:
+        names = sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    for name in names:
+        if depth:
+            yield from _indexes(directory / name, depth - 1)
+        elif name.endswith(".index.json"):
+            yield directory / name
+
+
+def _unreadable(path: Path, error: OSError) -> SourceError:
+    return SourceError(f"cannot read {str(path)!r}: {error.strerror or error}", permanent=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import parse_digest, strict_json
 from kartifacts.model.layout import TIMESTAMP, View, check_name, metadata_path
@@ -16,10 +17,32 @@ _VIEWS: tuple[View, ...] = ("online", "airgap")
 
 
 def view_of(directory: Path) -> View | None:
-    """The view that a directory shows to all; None if nothing is signed there."""
+    """The view that a directory shows to all; None if nothing is signed there.
+
+    Raises:
+        VerificationError: something is there in place of metadata, or only its beginning is gone.
+        SourceError: one cannot tell.
+    """
+    broken = []
     for view in _VIEWS:
-        if (directory / metadata_path(view, TIMESTAMP)).exists():
+        begin = directory / metadata_path(view, TIMESTAMP)
+        try:
+            os.stat(begin)
+        except FileNotFoundError:
+            if os.path.lexists(begin.parent):
+                broken.append(begin)
+        except NotADirectoryError as error:
+            raise VerificationError(f"{str(begin.parent)!r} is not a directory", source=str(begin.parent)) from error
+        except OSError as error:
+            raise _unreadable(begin, error) from error
+        else:
             return view
+    if broken:
+        raise VerificationError(
+            f"{str(broken[0].parent)!r} is there without {TIMESTAMP}, so nothing says what is released",
+            source=str(broken[0]),
+            hint="copy the repository again; what is unsigned has no such directory",
+        )
     return None
 
 
@@ -28,7 +51,7 @@ def signed_pins(directory: Path, view: View) -> Iterator[Pin]:
 
     Raises:
         VerificationError: the metadata is malformed, or a file of it is missing.
-        StoreError: it cannot be read.
+        SourceError: it cannot be read.
     """
     from tuf.api.metadata import Snapshot, Targets, Timestamp
 
@@ -70,6 +93,10 @@ def _read(directory: Path, path: str) -> bytes:
     except FileNotFoundError as error:
         raise VerificationError(f"{path} is listed and missing", source=str(directory / path)) from error
     except OSError as error:
-        raise StoreError(f"cannot read {str(directory / path)!r}: {error.strerror or error}") from error
+        raise _unreadable(directory / path, error) from error
     strict_json(content, what=path)
     return content
+
+
+def _unreadable(path: Path, error: OSError) -> SourceError:
+    return SourceError(f"cannot read {str(path)!r}: {error.strerror or error}", permanent=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -762,6 +763,64 @@ def test_metadata_that_cannot_be_read_is_a_typed_error(
         return
     with pytest.raises(VerificationError):
         Repository(bucket.root).pins()
+
+
+@pytest.mark.parametrize("damage", ["file", "loop", "dangling link", "emptied", "unreadable", "pipe"])
+def test_metadata_that_is_broken_at_its_beginning_is_not_taken_for_none(
+    make_keys: Make, tiny: Make, bucket: DirectoryBucket, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tiny("1"), bucket, keyring=make_keys())
+    for name in ("metadata", "airgap"):
+        path = bucket.root / name
+        shutil.rmtree(path)
+        if damage == "file":
+            path.touch()
+        elif damage in ("loop", "dangling link"):
+            path.symlink_to(path if damage == "loop" else "absent")
+        else:
+            path.mkdir(0o700 if damage == "unreadable" else 0o755)
+            if damage == "pipe":
+                os.mkfifo(path / "timestamp.json")
+    kind = SourceError if damage in ("loop", "unreadable", "pipe") else VerificationError
+    _as_somebody_else(monkeypatch, bucket.root)
+    try:
+        for look in (lambda: Repository(Path()).pins(), lambda: Repository(Path()).holds("demo")):
+            with pytest.raises(kind, match=r"metadata") as raised:
+                look()
+            assert type(raised.value) is kind
+    finally:
+        os.seteuid(os.getuid())
+
+
+@pytest.mark.parametrize("place", ["targets", "targets/demo", "targets/demo/1"])
+@pytest.mark.parametrize("how", ["loop", "unreadable"])
+def test_names_of_releases_that_cannot_be_read_are_not_passed_over(
+    tiny: Make, place: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny("1")
+    path = directory / place
+    shutil.rmtree(path)
+    if how == "loop":
+        path.symlink_to(path)
+    else:
+        path.mkdir(0o700)
+    _as_somebody_else(monkeypatch, directory)
+    try:
+        with pytest.raises(SourceError, match="targets"):
+            Repository(Path()).pins()
+    finally:
+        os.seteuid(os.getuid())
+
+
+def _as_somebody_else(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Go there and be a user who may read only what all may; as any but root, one's own modes are taken away."""
+    monkeypatch.chdir(directory)
+    if os.getuid() == 0:
+        os.seteuid(65534)
+        return
+    for path in [*directory.rglob("*")]:
+        if path.is_dir() and path.stat().st_mode & 0o777 == 0o700:
+            path.chmod(0)
 
 
 def test_a_bucket_that_stays_away_is_a_source_error(
