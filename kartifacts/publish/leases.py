@@ -28,6 +28,7 @@ TOMBSTONES = "gc/tombstones.json"
 
 LEASE = timedelta(hours=24)  # after which a publisher is taken for dead
 DELETING = timedelta(hours=1)  # after which a collector is taken for dead
+AHEAD = timedelta(hours=1)  # that clocks may differ; a mark that is further in the future never grows old
 
 
 class Busy(SourceError):
@@ -70,7 +71,7 @@ def publishing(bucket: Bucket) -> Iterator[Lease]:
     bucket.put_if_absent(lease.path, canonical_json({"since": now.isoformat(timespec="seconds")}))
     try:
         since = tombstones(bucket).deleting
-        if is_live(since, now, DELETING):
+        if since and _is_live(bucket, TOMBSTONES, parse_time(since), _latest(bucket, lease.path, now), DELETING):
             raise Busy(
                 f"objects that nothing reaches are being deleted in {bucket.name} since {since}; nothing was sent",
                 retry_after=60.0,
@@ -110,7 +111,7 @@ def deleting(bucket: Bucket, now: datetime) -> Iterator[dict[str, str]]:
 
     def begun(current: bytes | None) -> bytes:
         found = _decode(current, bucket.name)
-        if is_live(found.deleting, now, DELETING):
+        if found.deleting and _is_live(bucket, TOMBSTONES, parse_time(found.deleting), now, DELETING):
             raise Busy(f"another collector is at work in {bucket.name} since {found.deleting}", retry_after=60.0)
         since.clear()
         since.update(found.since)
@@ -130,9 +131,9 @@ def deleting(bucket: Bucket, now: datetime) -> Iterator[dict[str, str]]:
 
 
 def _check_nobody_publishes(bucket: Bucket, now: datetime) -> None:
+    now = _latest(bucket, TOMBSTONES, now)
     for path, _, modified in bucket.list(LEASES):
-        age = now - datetime.fromtimestamp(modified, timezone.utc)
-        if age < LEASE:
+        if _is_live(bucket, path, datetime.fromtimestamp(modified, timezone.utc), now, LEASE):
             raise Busy(
                 f"somebody publishes to {bucket.name}: {path} is there; nothing was deleted",
                 retry_after=60.0,
@@ -158,9 +159,18 @@ def _decode(content: bytes | None, where: str) -> Tombstones:
     return found
 
 
-def is_live(since: str, now: datetime, limit: timedelta) -> bool:
-    """Whether who wrote `since` is to be counted as alive; clocks that run ahead are believed."""
-    return bool(since) and now - parse_time(since) < limit
+def _is_live(bucket: Bucket, path: str, since: datetime, now: datetime, limit: timedelta) -> bool:
+    """Whether who left a mark is to be counted as alive; clocks that run ahead a little are believed."""
+    if since - now > AHEAD:
+        log.warning("%s in %s is of %s, which is to come: nobody wrote it just now", path, bucket.name, since)
+        return False
+    return now - since < limit
+
+
+def _latest(bucket: Bucket, mine: str, now: datetime) -> datetime:
+    """The time now, also if this clock is slow: what was written just now says what the bucket takes it for."""
+    written = [entry.modified for entry in bucket.list("gc") if entry.path == mine]
+    return max([now, *(datetime.fromtimestamp(each, timezone.utc) for each in written)])
 
 
 def parse_time(text: str) -> datetime:

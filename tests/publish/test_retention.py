@@ -22,7 +22,7 @@ from kartifacts.publish.buckets import Stamped, Unlisted
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.commit import commit, refresh_timestamp
 from kartifacts.publish.editing import retiring
-from kartifacts.publish.leases import Busy, publishing, tombstones
+from kartifacts.publish.leases import Busy, deleting, publishing, tombstones
 from kartifacts.publish.protocol import publish
 from kartifacts.publish.repository import Repository
 from kartifacts.publish.retention import Retained, retain
@@ -512,6 +512,60 @@ def test_a_collector_that_was_killed_holds_publishers_off_for_an_hour(
     (root / "gc" / "tombstones.json").write_text(json.dumps(listed))
     publish(tiny("3"), DirectoryBucket(root), keyring=keyring)
     retain(DirectoryBucket(root), keyring)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=1.1), timedelta(days=27_000)])
+def test_a_mark_from_the_future_stops_nobody_for_ever(
+    make_keys: Make, tiny: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, ahead: timedelta
+) -> None:
+    root = tmp_path / "bucket"
+    keyring, bucket = due(make_keys, tiny, root), DirectoryBucket(root)
+    marks, lease = root / "gc" / "tombstones.json", "gc/publishing/0123.json"
+
+    def mark() -> None:
+        content = json.loads(marks.read_bytes())
+        marks.write_text(json.dumps({**content, "deleting": (now() + ahead).isoformat()}))
+
+    mark()
+    publish(tiny("3"), bucket, keyring=keyring)
+    assert "tombstones.json in" in caplog.text
+    assert "is to come" in caplog.text
+    mark()
+    bucket.put_if_absent(lease, b"{}")
+    os.utime(root / lease, ((now() + ahead).timestamp(),) * 2)
+    caplog.clear()
+    assert retain(bucket, keyring).deleted
+    assert lease in caplog.text
+    assert bucket.list("gc/publishing") == []
+    assert tombstones(bucket).deleting == ""
+
+
+@pytest.mark.parametrize("slow", [timedelta(minutes=50), timedelta(days=400)])
+def test_who_has_a_slow_clock_still_sees_the_other(
+    make_keys: Make, tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: timedelta
+) -> None:
+    root = tmp_path / "bucket"
+    due(make_keys, tiny, root)
+    bucket = DirectoryBucket(root)
+    bucket.put_if_absent("gc/publishing/0123.json", b"{}")
+    with pytest.raises(Busy, match="somebody publishes"), deleting(bucket, now() - slow):
+        pass
+    bucket.delete("gc/publishing/0123.json")
+
+    class Slow(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) - slow
+
+    def begin() -> None:
+        with publishing(bucket):
+            pass
+
+    with deleting(bucket, now()):
+        monkeypatch.setattr("kartifacts.publish.leases.datetime", Slow)
+        with pytest.raises(Busy, match="are being deleted"):
+            begin()
+    begin()
 
 
 def test_a_collector_cut_after_any_write_hurts_nobody_and_the_next_completes_it(
