@@ -9,13 +9,18 @@ from typing import Any
 import msgspec
 
 from kartifacts.errors import PublishConflict, VerificationError
-from kartifacts.model.digest import Digest, canonical_json, strict_json
+from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT
 from kartifacts.model.manifest import MEDIA_INDEX, NOTE, Descriptor, Pin
 from kartifacts.publish.buckets import Bucket, Change, update
 from kartifacts.trust.released import Released
 
 _REF_NAME = "org.opencontainers.image.ref.name"
+_PROVENANCE = ".provenance"
+
+# What skopeo and registries take: single separators between letters and digits, no '+'; the names of referrers not.
+_PLAIN = re.compile(r"(?!sha\d+-)(?!.*\.provenance$)(?=.{1,117}$)[a-z0-9]+([._-][a-z0-9]+)*")
+_DATED, _NUMBERED, _WORDED = map(re.compile, (r"(.+?)-(\d{4}-\d\d-\d\d.*)", r"(.+)-(\d.*)", r"(.+)-(.+)"))
 
 Entry = dict[str, Any]
 
@@ -70,11 +75,13 @@ def entries_in(current: bytes | None, where: str) -> list[Entry]:
 
 def _claimed(current: bytes | None, pin: Pin, where: str) -> bytes:
     index, entries = _parsed(current, where)
-    made = _entry(pin)
+    others = []
     for entry in entries:
         if (_note(entry, "library"), _note(entry, "version")) == (pin.library, pin.version):
             refuse_unless_same(str(entry.get("digest")), pin, where)
-    return _encoded(index, [*(entry for entry in entries if entry != made), made])
+        else:
+            others.append(entry)
+    return _encoded(index, [*others, _entry(pin)])
 
 
 def refuse_unless_same(found: str, pin: Pin, where: str) -> None:
@@ -87,18 +94,33 @@ def refuse_unless_same(found: str, pin: Pin, where: str) -> None:
 
 
 def _entry(pin: Pin) -> Entry:
-    notes = {_REF_NAME: _tag(pin), NOTE + "library": pin.library, NOTE + "version": pin.version}
+    notes = {_REF_NAME: ref_name(pin), NOTE + "library": pin.library, NOTE + "version": pin.version}
     return _listed(pin.sha256, pin.size, notes)
 
 
 def _provenance(pin: Pin, digest: Digest, size: int) -> Entry:
     # Not under the notes of a release, of which a version has one.
-    return _listed(digest, size, {_REF_NAME: f"{_tag(pin)}.provenance", NOTE + "provenance-of": pin.library})
+    notes = {_REF_NAME: ref_name(pin) + _PROVENANCE, NOTE + "provenance-of": pin.library}
+    return _listed(digest, size, notes)
 
 
-def _tag(pin: Pin) -> str:
-    # What skopeo takes as a tag: single separators between letters and digits, and no '+'.
-    return re.sub(r"[^a-z0-9]+", lambda run: run[0][0].replace("+", "_"), f"{pin.library}-{pin.version}")
+def ref_name(pin: Pin) -> str:
+    """The name of a release for tools that know only OCI; no two have the same, nor one with `_PROVENANCE` behind it.
+
+    It is ``<library>-<version>`` with ``_`` for ``+`` where that can be read back, and else has a digest behind ``--``.
+    """
+    plain = f"{pin.library}-{pin.version}".replace("+", "_")
+    if _PLAIN.fullmatch(plain) and _read_back(plain) == (pin.library, pin.version):
+        return plain
+    readable = re.sub(r"[^a-z0-9]+", lambda run: run[0][0], plain)[:80].rstrip("._-")
+    return f"{readable}--{sha256(f'{pin.library}/{pin.version}'.encode())[:32]}"
+
+
+def _read_back(plain: str) -> tuple[str, str]:
+    """Which release a plain name is of: a version is a date, or what begins with the last digit after a dash."""
+    found = _DATED.fullmatch(plain) or _NUMBERED.fullmatch(plain) or _WORDED.fullmatch(plain)
+    assert found is not None, "a plain name has a dash"
+    return found[1], found[2].replace("_", "+")
 
 
 def _listed(digest: str, size: int, notes: dict[str, str]) -> Entry:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import zstandard
 
 from kartifacts.errors import ConfigError, PublishConflict, VerificationError
 from kartifacts.model.digest import canonical_json, sha256
-from kartifacts.model.manifest import Descriptor, decode_release, encode
+from kartifacts.model.layout import check_name
+from kartifacts.model.manifest import Descriptor, Pin, decode_release, encode
+from kartifacts.publish.oci_index import ref_name
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
 from kartifacts.publish.verify import verify_repository
@@ -60,6 +65,76 @@ def test_every_version_gives_a_tag_that_tools_take(make_bundle: Make, tmp_path: 
     [entry] = json.loads((tmp_path / "index.json").read_bytes())["manifests"]
     assert TAG.fullmatch(entry["annotations"]["org.opencontainers.image.ref.name"])
     assert Repository(tmp_path).pins()[0].version == version
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "name"),
+    [
+        ("kartifacts", "1.0", "kartifacts-1.0"),
+        ("flash-attn-3", "2.8.3+cu13.torch29", "flash-attn-3-2.8.3_cu13.torch29"),
+        ("my_lib.x", "1.0.0-rc.1", "my_lib.x-1.0.0-rc.1"),
+        ("my-lib", "2026-11-30", "my-lib-2026-11-30"),
+        ("my-lib", "v1", "my-lib-v1"),
+        ("a-1", "2", "a-1-2"),
+        ("a", "1-2", "a-1-2--c9366029eed0a50d885159a6e08bff26"),
+    ],
+)
+def test_common_releases_have_the_names_that_one_would_type(library: str, version: str, name: str) -> None:
+    assert ref_name(Pin(library=library, version=version, sha256="0" * 64, size=1)) == name
+
+
+def test_no_two_releases_share_a_name_or_a_tag() -> None:
+    """Neither with another library's, nor with what is said about one, nor with what else a registry holds."""
+    words = [w for n in (1, 2, 3, 4) for w in map("".join, product("a1._+-", repeat=n)) if is_name(w)]
+    pairs = list(product(words[:60], words))
+    odd = ["1.0", "1.0.provenance", "1.0-provenance", "1.0.provenance.provenance", "1--2", "v-2026-11-30-1-2"]
+    odd += ["2026-11-30", "11-30", "9" * 128, "9" * 127 + "8", "a" * 64]
+    pairs += product(["a", "a-2026", "a-1.0", "sha256", "sha512-a", "x" * 128, "x" * 127 + "y", "a-v"], odd)
+    for library, version in list(pairs[-88:]):
+        hashed = ref_name(Pin(library=library, version=version, sha256="0" * 64, size=1))
+        pairs += [("a", hashed), tuple(hashed.split("-", 1)), ("a", hashed + ".provenance")]
+    names: dict[str, tuple[str, str]] = {}
+    for pair in dict.fromkeys(pairs):
+        if not all(map(is_name, pair)):
+            continue
+        name = ref_name(Pin(library=pair[0], version=pair[1], sha256="0" * 64, size=1))
+        for each in (name, f"{name}.provenance"):
+            assert names.setdefault(each, pair) == pair, each
+            assert TAG.fullmatch(each)
+            assert len(each) <= 128
+            assert not re.fullmatch(r"sha\d+-[0-9a-f]{32,}(\.[a-z]+)?", each)
+
+
+def test_skopeo_gets_each_of_two_releases_that_look_alike(make_bundle: Make, tmp_path: Path) -> None:
+    skopeo = shutil.which("skopeo")
+    if skopeo is None:
+        pytest.skip("the program skopeo is not installed")
+    made = {
+        pair: make_release(tmp_path, *pair, [make_bundle(tmp_path, library=pair[0])])
+        for pair in (("a", "1-2"), ("a-1", "2"), ("a", "1.0+x"), ("a", "1.0_x"))
+    }
+    for (library, version), release in made.items():
+        name = ref_name(Pin(library=library, version=version, sha256="0" * 64, size=1))
+        asked = [skopeo, "--insecure-policy", "inspect", "--raw", f"oci:{tmp_path}:{name}"]
+        got = subprocess.run(asked, capture_output=True, check=False, timeout=60)
+        assert (got.stderr, f"sha256:{sha256(got.stdout)}") == (b"", release.digest)
+
+
+def is_name(text: str) -> bool:
+    try:
+        return bool(check_name(text, "word"))
+    except ConfigError:
+        return False
+
+
+def test_a_release_that_was_listed_under_another_name_is_listed_once(make_bundle: Make, tmp_path: Path) -> None:
+    bundles = [make_bundle(tmp_path)]
+    make_release(tmp_path, "demo", "1.0", bundles)
+    path = tmp_path / "index.json"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b'"demo-1.0"', b'"demo-of-old"'))
+    make_release(tmp_path, "demo", "1.0", bundles)
+    assert path.read_bytes() == before
 
 
 def test_making_it_again_changes_nothing(make_repository: Make, snapshot: Snapshot, tmp_path: Path) -> None:
