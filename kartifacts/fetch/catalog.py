@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from kartifacts.errors import VerificationError
 from kartifacts.fetch.transfer import Transfer
 from kartifacts.model import frames
 from kartifacts.model.digest import parse_digest
@@ -64,4 +65,11 @@ class Bundle:
 
 def read_release(pin: Pin, transfer: Transfer) -> Release:
     what = f"release {pin.library} {pin.version}"
-    return decode_release(transfer.blob(parse_digest(pin.sha256), pin.size, what=what), what=what)
+    release = decode_release(transfer.blob(parse_digest(pin.sha256), pin.size, what=what), what=what)
+    if (release.library, release.version) != (pin.library, pin.version):
+        raise VerificationError(
+            f"what is pinned as {what} says that it is {release.library[:100]!r} {release.version[:100]!r}",
+            expected=f"{pin.library} {pin.version}",
+            actual=f"{release.library} {release.version}"[:200],
+        )
+    return release

@@ -158,7 +158,7 @@ class Registry:
 
         refusals = self._without_pins()
         spec = library.spec(op, axes, host.build_arch(device))
-        request = Request(spec.uri, spec.family, device, spec.op_digest)
+        request = Request(spec.library, spec.uri, spec.family, device, spec.op_digest)
         for bundle, entry in self._fitting(request, refusals, [], remote=False):
             path = self._here.store.find(entry.digest, entry.size, entry.suffix)
             if path is not None:  # else a load will bring it
@@ -227,7 +227,8 @@ class Registry:
                 f"{family}/{decl.name} is declared for {', '.join(sorted(decl.device))}; {device!r} is {arch}"
             )
         spec = library.spec(op, axes, host.build_arch(arch))
-        return spec, Request(spec.uri, family, arch, spec.op_digest)
+        named = library not in self.libraries.explicit or spec.library in {pin.library for pin in self.lock.releases}
+        return spec, Request(spec.library if named else None, spec.uri, family, arch, spec.op_digest)
 
     def _undeclared(self, op: str, device: str | None, axes: Mapping[str, object]) -> Request:
         """A request for an op of which only prebuilt kernels are known; the pin alone vouches for them."""
@@ -238,7 +239,8 @@ class Registry:
         unread: list[Refusal] = []
         wrong: list[VerificationError] = []
         bundles = self._bundles(unread, wrong, remote=not self.settings.offline)
-        if family not in {bundle.descriptor.note("family") for bundle in bundles}:
+        holders = sorted({bundle.pin.library for bundle in bundles if bundle.descriptor.note("family") == family})
+        if not holders:
             unknown = self.libraries.unknown(op)
             if wrong:
                 raise wrong[-1]
@@ -250,7 +252,13 @@ class Registry:
                 )
             raise unknown
         uri = make_uri(family, name, {axis: str(value) for axis, value in axes.items()})
-        return Request(uri, family, host.device_arch(device), None)
+        if len(holders) > 1:  # whichever came first, the keys of one would speak for the other
+            raise ConfigError(
+                f"{op} is not declared on this machine, and several pinned libraries have a family {family!r}: "
+                f"{', '.join(holders)}",
+                hint="install the library that declares it, or use a lock that pins one of them",
+            )
+        return Request(holders[0], uri, family, host.device_arch(device), None)
 
     def _prebuilt(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Found | None:
         wrong: list[VerificationError] = []

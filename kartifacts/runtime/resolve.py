@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import Digest
-from kartifacts.model.manifest import Descriptor, KernelEntry, Table
+from kartifacts.model.manifest import Descriptor, KernelEntry, Pin, Table
 from kartifacts.model.spec import FFI_ABI
 
 
@@ -18,8 +18,10 @@ class Request:
     """What is wanted: a specialisation for one device.
 
     `op_digest` is None when the op is not declared on this machine; then the pin alone vouches for the kernel.
+    `library` is None when the op is declared in a directory that says no name; then one library at most may answer.
     """
 
+    library: str | None  # whose releases alone may answer: the keys of another one vouch for nothing of this one's
     uri: str
     family: str
     device: Arch
@@ -29,6 +31,7 @@ class Request:
 class Published(Protocol):
     """One bundle of a pinned release; its table is read only when its annotations fit."""
 
+    pin: Pin
     descriptor: Descriptor
 
     @property
@@ -43,11 +46,16 @@ _Bundle = TypeVar("_Bundle", bound=Published)
 def by_arch(request: Request, bundles: Iterable[_Bundle], refusals: list[Refusal]) -> list[_Bundle]:
     """The bundles of the family that run on the device, best first.  Says of each other arch why it does not."""
     fitting: list[tuple[int, _Bundle]] = []
-    for bundle in bundles:
+    family = [bundle for bundle in bundles if bundle.descriptor.note("family") == request.family]
+    holders = {bundle.pin.library for bundle in family}
+    library = request.library or (holders.pop() if len(holders) == 1 else None)
+    for bundle in family:
         note = bundle.descriptor.note
-        if note("family") != request.family:
-            continue
         place = f"bundle {bundle.name}"
+        if bundle.pin.library != library:
+            whose = f"than {library}, which the op belongs to" if library else "than others that hold such an op"
+            refusals.append(Refusal(place, f"is of another library {whose}"))
+            continue
         if note("abi") != FFI_ABI:
             refusals.append(Refusal(place, f"has the ABI {note('abi')!r}; this process loads {FFI_ABI}"))
             continue

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kartifacts.errors import ArtifactUnavailable, ConfigError, LoadError, MissingKernel, NoCompiler
+from kartifacts.errors import ArtifactUnavailable, ConfigError, LoadError, MissingKernel, NoCompiler, VerificationError
 from kartifacts.model.spec import FFI_ABI
+from kartifacts.publish.lockfile import add_pins
 from kartifacts.publish.repository import Repository
 from kartifacts.testing import Mirror
 from tests.conftest import Content, Machine, MakeRelease, Released
@@ -231,3 +234,62 @@ def test_an_op_without_sources_is_loaded_from_a_release_and_never_compiled(
     assert not isinstance(caught.value, MissingKernel)
     with pytest.raises(ConfigError, match="no op 'closd/secret'"):
         registry.load("closd/secret", device="cpu", mode="fast")
+
+
+# -- whose kernels they are --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(make_release: MakeRelease) -> Callable[..., Released]:
+    """A release of ours and one of another library, both pinned; each by keys of its own."""
+
+    def make(ours: list[Content], others: list[Content]) -> Released:
+        mine = make_release(*ours, name="ours") if ours else None
+        theirs = make_release(*others, name="others")
+        if mine is not None:
+            shutil.copytree(theirs.path, mine.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("index.json"))
+            add_pins(mine.lock_file, theirs.lock.releases)
+        return mine or theirs
+
+    return make
+
+
+def test_no_kernel_of_another_library_answers_for_an_op_however_well_it_fits(
+    machine: Machine, two: Callable[..., Released], gpus: Pretend
+) -> None:
+    gpus("9.0")
+    made = two([norm("9.0")], [norm("9.0a", b"of somebody else", library="mylib")])
+    rows = explain(machine, made)
+    assert [text.rpartition(" ")[2] for text in chosen(rows)] == ["9.0"]
+    assert any("mylib" in row.place and "another library than kartifacts" in row.reason for row in rows)
+    alone = two([], [norm("9.0a", b"of somebody else", library="mylib")])
+    registry = machine.registry(path=alone.path, lock=alone.lock_file, jit="never")
+    with pytest.raises(MissingKernel, match="another library than kartifacts"):
+        registry.load("norm/rmsnorm", device="cuda", dtype="float32")
+
+
+def test_of_an_op_that_nothing_here_declares_no_library_answers_for_another(
+    machine: Machine, two: Callable[..., Released], gpus: Pretend
+) -> None:
+    gpus("9.0")
+    foreign: dict[str, Any] = {"family": "far", "op_digest": "0" * 64}
+    content = {"far/away?dtype=float32": b"x"}
+    made = two([Content("8.0", content, **foreign)], [Content("9.0a", content, library="mylib", **foreign)])
+    registry = machine.registry(path=made.path, lock=made.lock_file, jit="never")
+    with pytest.raises(ConfigError, match="several pinned libraries have a family 'far': kartifacts, mylib"):
+        registry.load("far/away", device="cuda", dtype="float32")
+
+
+@pytest.mark.parametrize("change", [{"library": "mylib"}, {"version": "2.0"}])
+def test_a_release_is_taken_for_none_but_the_one_that_its_pin_names(
+    machine: Machine, make_release: MakeRelease, change: dict[str, str]
+) -> None:
+    made = make_release(norm("cpu:x86-64"))
+    lock = json.loads(made.lock_file.read_text())
+    lock["releases"][0] |= change
+    made.lock_file.write_text(json.dumps(lock))
+    answer = machine.cli("fetch", path=made.path, lock=made.lock_file)
+    assert (answer.code, "says that it is 'kartifacts' '1.0'" in answer.err) == (5, True), answer.err
+    registry = machine.registry(path=made.path, lock=made.lock_file, jit="never")
+    with pytest.raises(VerificationError, match="says that it is"):
+        registry.load("norm/rmsnorm", device="cpu", dtype="float32")
