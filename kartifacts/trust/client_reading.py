@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +19,13 @@ from kartifacts.model.manifest import MAX_INDEX, Pin, Synced
 from kartifacts.trust import signed as signed_metadata
 from kartifacts.trust.client import Trusted, repository_id, view_of
 from kartifacts.trust.client_session import MAX_METADATA, expired, kept
+from kartifacts.trust.clock import tell_if_behind
 from kartifacts.trust.released import Library, Released, check_library
 
 MAX_PROVENANCE = 64 << 20  # bytes
 _MAX_VERSION = 2**53  # what every reader of JSON keeps exactly
-_PUBLISHED = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?")
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]"
+_PUBLISHED = re.compile(rf"([0-9-]{{10}})(T{_CLOCK}(:[0-5][0-9](\.[0-9]{{1,9}})?)?(Z|[+-]{_CLOCK})?)?")
 
 
 class Verified(NamedTuple):
@@ -155,6 +157,7 @@ def trusted(verified: Verified, root: bytes, floor: Synced | None) -> Trusted:
     )
     if floor is not None:
         _check_floor(seen, floor, verified.roots, last)
+    tell_if_behind(signed, libraries.values(), view_of(root))
     return Trusted(view_of(root), seen, libraries, _files(verified, seen, view_of(root)))
 
 
@@ -211,7 +214,7 @@ def _released(library: str, version: str, index: TargetFile, provenance: TargetF
     )
     if not isinstance(channels, list) or not all(isinstance(channel, str) for channel in channels):
         raise VerificationError(f"{what} has channels that are no list of names: {repr(channels)[:100]}")
-    if not isinstance(published, str) or not (published == "" or _PUBLISHED.fullmatch(published)):
+    if not isinstance(published, str) or not (published == "" or _is_time(published)):
         raise VerificationError(f"{what} was published at no time of ISO 8601: {repr(published)[:100]}")
     return Released(
         Pin(library=library, version=version, sha256=digest, size=size),
@@ -219,6 +222,14 @@ def _released(library: str, version: str, index: TargetFile, provenance: TargetF
         published,
         None if provenance is None else _digest_and_size(provenance, MAX_PROVENANCE, f"the provenance of {what}"),
     )
+
+
+def _is_time(text: str) -> bool:
+    matched = _PUBLISHED.fullmatch(text)
+    try:
+        return matched is not None and date.fromisoformat(matched[1]).isoformat() == matched[1]
+    except ValueError:  # the calendar has no such day
+        return False
 
 
 def _digest_and_size(target: TargetFile, limit: int, what: str) -> tuple[Digest, int]:

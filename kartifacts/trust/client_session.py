@@ -31,7 +31,8 @@ from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.digest import strict_json
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.trust.client import Read
-from kartifacts.trust.signed import parse_any
+from kartifacts.trust.client_state import check_state
+from kartifacts.trust.signed import check_parsed, parse_any
 
 MAX_METADATA = 5_000_000  # bytes, whatever length signed metadata promises of other metadata
 PATIENCE = 600.0  # seconds for all of a run, since a source may spread its answers
@@ -136,6 +137,7 @@ def alone(state: Path) -> Iterator[None]:
             for left in state.glob("tmp*"):
                 if left.suffix != ".json":  # a killed process wrote it
                     left.unlink(missing_ok=True)
+            check_state(state, MAX_METADATA)
         yield
 
 
@@ -187,6 +189,7 @@ def _raise_expired(error: ExpiredMetadataError, state: Path, fetcher: Fetcher) -
 
 
 def _refused(error: Exception) -> VerificationError:
+    check_parsed(error)
     text = str(error) or type(error).__name__
     if isinstance(error, UnsignedMetadataError):
         found = _SIGNED_BY.search(text)

@@ -27,6 +27,7 @@ from kartifacts.trust.keyfiles import (
 from kartifacts.trust.keygrants import Grant, root_of, targets_of
 from kartifacts.trust.keyring import BUCKETS, VIEWS, Entry, Keyring, Listed, is_per_view, label
 from kartifacts.trust.keysigner import Secret
+from kartifacts.trust.keysound import check_sound
 from kartifacts.trust.released import TOP_LEVEL, check_library
 
 DEFAULTS = {"root": Plan(2, 3), "targets": Plan(2, 3), "snapshot": Plan(), "timestamp": Plan()}
@@ -80,6 +81,9 @@ def export(
     Args:
         replace: bring an earlier export at `out` up to that; who signs by it meanwhile goes on.
     """
+    check_sound(keyring)
+    if not roles:
+        raise ConfigError("an export holds the private keys of some roles: none was named")
     wanted: dict[str, Entry] = {}
     for role in roles:
         for view in views if is_per_view(role) else VIEWS[:1]:

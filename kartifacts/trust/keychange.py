@@ -155,7 +155,11 @@ def renew(
 
 
 def _views(role: str, views: Sequence[View]) -> Sequence[View]:
-    return views if is_per_view(role) else VIEWS[:1]
+    if is_per_view(role):
+        return views
+    if set(views) != set(VIEWS):
+        raise ConfigError(f"the keys of {role!r} serve both views: they cannot be exchanged for {views[0]!r} only")
+    return VIEWS[:1]
 
 
 def _chosen(grant: Grant, only: Sequence[str], name: str) -> list[Key]:

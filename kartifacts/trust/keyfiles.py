@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,12 @@ from kartifacts.files.reading import read_regular
 from kartifacts.trust.keygrants import Grant
 from kartifacts.trust.keyring import BUCKETS, KEYS, Entry, Keyring, Listed
 from kartifacts.trust.keysigner import Secret, check_uri, new_private_key
+from kartifacts.trust.keysound import check_sound
 
 _LOCK = ".lock"
 _PRIVATE = "private"
+_PARTIAL = ".partial-"
+_SURELY_DEAD = 60.0  # seconds
 _MAX_FILE = 5_000_000
 
 
@@ -68,6 +72,8 @@ def changing(path: Path, secret: Secret | None) -> Iterator[Keyring]:
     Keyring.load(path)
     with hold(path / _LOCK):
         keyring = Keyring.load(path, secret=secret)
+        check_sound(keyring)
+        _tidy(path)
         before, listed = set(_made_of(keyring)), read(path / KEYS)
         try:
             yield keyring
@@ -75,6 +81,14 @@ def changing(path: Path, secret: Secret | None) -> Iterator[Keyring]:
             with faults("take back a change of", path):
                 _take_back(path, before, listed, set(keyring.listed.keys))
             raise
+
+
+def _tidy(path: Path) -> None:
+    """Remove what writers that were killed have left; younger files may be of who signs just now."""
+    with faults("tidy", path):
+        for left in path.glob(f"**/{_PARTIAL}*"):
+            if time.time() - left.lstat().st_mtime > _SURELY_DEAD:
+                left.unlink(missing_ok=True)
 
 
 def _made_of(keyring: Keyring) -> list[Path]:
@@ -172,7 +186,7 @@ def held(keyring: Keyring, keys: Iterable[Key]) -> list[Key]:
 
 
 def _written(path: Path, content: bytes, mode: int) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix=".partial-", dir=path.parent)  # of mode 0600
+    descriptor, name = tempfile.mkstemp(prefix=_PARTIAL, dir=path.parent)  # of mode 0600
     try:
         with open(descriptor, "wb") as file:
             file.write(content)

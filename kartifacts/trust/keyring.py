@@ -35,6 +35,7 @@ ELSEWHERE = (
     "if they were exchanged, or this role was left out, export a new keyring from the one where the keys were made: "
     "`kartifacts keys export RING OUT --roles ROLE,...`, with --replace over an older one"
 )
+_WATCHED = (KEYS, "private", "metadata", "airgap")  # where others might change what is signed, or by what
 _MAX_KEYS = 4 << 20  # bytes of keys.json
 _MAX_METADATA = 5_000_000
 _FILE = re.compile(r"([1-9][0-9]{0,17})\.(root|targets)\.json")
@@ -91,7 +92,8 @@ class Keyring:
             ConfigError: it is none, it is damaged, or others may write to it.
         """
         try:
-            check_trusted(path)
+            for each in (path, *(path / name for name in _WATCHED)):
+                check_trusted(each)
         except StoreError as error:
             raise ConfigError(f"the keyring cannot be trusted: {error.message}") from error
         return cls(path, _decode(_read(path / KEYS, _MAX_KEYS), path / KEYS), secret)
@@ -114,7 +116,7 @@ class Keyring:
 
     def targets(self) -> bytes:
         """The newest targets; both views have the same."""
-        return self._content("online", "targets", max(self._versions("online", "targets")))
+        return self.content(self.targets_file())
 
     def staged(self, view: View) -> dict[str, bytes]:
         """What the bucket is to hold of this view, by file name: every root in order, and the newest targets."""
@@ -128,9 +130,20 @@ class Keyring:
 
     def files(self) -> list[Path]:
         """Where all signed files lie."""
-        roots = [(view, "root", number) for view in VIEWS for number in self._versions(view, "root")]
-        targets = [(VIEWS[0], "targets", number) for number in self._versions(VIEWS[0], "targets")]
-        return [self.file(view, f"{number}.{role}.json") for view, role, number in (*roots, *targets)]
+        numbers = self._versions(VIEWS[0], "targets")
+        targets = [self.file(VIEWS[0], f"{number}.targets.json") for number in numbers]
+        return [*(path for view in VIEWS for path in self.roots(view)), *targets]
+
+    def roots(self, view: View) -> list[Path]:
+        """Where the roots of a view lie, in order."""
+        return [self.file(view, f"{number}.root.json") for number in self._versions(view, "root")]
+
+    def targets_file(self) -> Path:
+        """Where the newest targets lie."""
+        return self.file("online", f"{max(self._versions('online', 'targets'))}.targets.json")
+
+    def content(self, path: Path) -> bytes:
+        return _read(path, _MAX_METADATA)
 
     def _versions(self, view: View, role: str) -> list[int]:
         directory = self.file(view, "x").parent

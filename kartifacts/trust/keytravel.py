@@ -11,6 +11,7 @@ from securesystemslib.signer import Key, Signer
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.trust.keyfiles import read, replace
 from kartifacts.trust.keygrants import add_signatures, grants_of
+from kartifacts.trust.keysound import check_unchanged
 from kartifacts.trust.signed import parse_any
 from kartifacts.trust.signing import check_signed
 
@@ -38,6 +39,7 @@ def sign_file(
     if kind not in ("root", "targets"):
         raise ConfigError(f"{str(path)!r} is a {kind}: only root and targets are signed by hand")
     sayers = _delegators(path, content, kind)
+    check_unchanged(path, content, list(sayers.values()))
     wanted = {key.keyid: key for sayer in sayers.values() for key in grants_of(sayer)[kind].keys}
     signers = choose(wanted)
     for signer in signers:

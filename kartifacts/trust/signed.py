@@ -52,7 +52,20 @@ def parse_any(content: bytes, what: str) -> Metadata[Any]:
     try:
         return Metadata.from_bytes(content)
     except (DeserializationError, RecursionError) as error:
+        check_parsed(error)
         raise VerificationError(f"{what} is not TUF metadata: {error.__cause__ or error}") from error
+
+
+def check_parsed(error: BaseException) -> None:
+    """Raise what lies behind `error` if it is a fault of this process, which says nothing of what was parsed.
+
+    tuf calls whatever happens while it parses a fault of the metadata.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (ImportError, MemoryError)):
+            raise cause
+        cause = cause.__cause__
 
 
 def signed_bytes(metadata: Metadata[Any], what: str) -> bytes:

@@ -106,6 +106,8 @@ def test_publishing_refuses_a_root_below_its_threshold_and_says_how_many_are_mis
     assert "0 of 2 signatures" in made.out
     publish = ("keys", "publish", f"dir:{bucket}", "--keys", keys)
     root = keys / "metadata/1.root.json"
+    failed(machine.cli("keys", "root", keys), 5, "0 of 2", "keys sign")
+    assert machine.cli("keys", "root", keys, "--view", "airgap").code == 0
     failed(machine.cli(*publish), 5, "0 of 2")
     assert "1 of 2" in machine.cli("keys", "sign", root, "--key", tmp_path / "alice.pem").out
     failed(machine.cli(*publish), 5, "1 of 2")
@@ -321,6 +323,8 @@ def test_nobody_to_sign_and_nothing_to_sign_are_errors(machine: Machine, keys: P
     failed(machine.cli("keys", "sign", tmp_path / "none.json", "--keys", keys), 9)
     failed(machine.cli("keys", "rotate", keys, "timestamp", "--finish", "--key", "ab"), 2, "--finish")
     failed(machine.cli("keys", "show", tmp_path), 2, "not a keyring")
+    signer = f"file2:{tmp_path / 'none.pem'},none.pub"
+    failed(machine.cli("keys", "add-library", keys, "other", "--signer", signer), 2, "no private key", "none.pem")
     failed(machine.cli("keys", "publish", "ftp://x", "--keys", keys), 2)
 
 

@@ -9,7 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -675,3 +675,96 @@ def test_what_would_be_lost_is_not_replaced(keys: Path, tmp_path: Path, kind: st
     assert {name: data for name, data in contents(tmp_path).items() if not name.endswith(".lock")} == {
         name: data for name, data in before.items() if not name.endswith(".lock")
     }
+
+
+# -- what somebody else changed ----------------------------------------------------------------------------------------
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "renew targets": lambda keys: keychange.renew(keys, "targets", now=NOW),
+    "renew root": lambda keys: keychange.renew(keys, "root", now=NOW),
+    "add a library": lambda keys: keychange.add_library(keys, "more", Plan(), now=NOW),
+    "remove a library": lambda keys: keychange.remove_library(keys, "mylib", now=NOW),
+    "rotate": lambda keys: keychange.rotate(keys, "timestamp", now=NOW),
+    "export": lambda keys: keyceremony.export(Keyring.load(keys), keys.parent / "out", ["mylib"]),
+}
+
+
+def foreign(keys: Path, name: str, *, signatures: bool) -> None:
+    """Let a key of somebody else sign for a role, as who can write to the directory would."""
+    path = keys / name
+    content = json.loads(path.read_text())
+    _, key = new_private_key(None)
+    said = content["signed"] if name.endswith("root.json") else content["signed"]["delegations"]
+    said["keys"][key.keyid] = key.to_dict()
+    role = said["roles"]["timestamp"] if name.endswith("root.json") else said["roles"][0]
+    role["keyids"].append(key.keyid)
+    if not signatures:
+        content["signatures"] = []
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("signatures", [True, False], ids=["signatures left", "signatures removed"])
+@pytest.mark.parametrize("name", ["metadata/1.targets.json", "metadata/1.root.json", "airgap/1.root.json"])
+@pytest.mark.parametrize("act", CHANGES)
+def test_nothing_is_built_on_what_somebody_changed(keys: Path, act: str, name: str, signatures: bool) -> None:
+    foreign(keys, name, signatures=signatures)
+    before = contents(keys)
+    with pytest.raises(VerificationError, match=name.replace(".", r"\.")):
+        CHANGES[act](keys)
+    assert {name: data for name, data in contents(keys).items() if name != ".lock"} == before
+    assert not (keys.parent / "out").exists()
+
+
+def test_what_was_changed_after_others_signed_it_is_not_signed(keys: Path) -> None:
+    foreign(keys, "metadata/1.targets.json", signatures=True)
+    with pytest.raises(VerificationError, match="was changed after"):
+        sign_file(keys / "metadata/1.targets.json", lambda _: [])
+
+
+def test_what_waits_for_signatures_of_others_can_be_built_on(keys: Path, tmp_path: Path) -> None:
+    """Two steps may be staged before the holders of offline keys come together."""
+    for path in (keys / "private").glob("*root-*"):
+        path.rename(tmp_path / path.name)
+    assert all(staged.lacks for staged in keychange.rotate(keys, "timestamp", now=NOW))
+    assert all(staged.lacks for staged in keychange.rotate(keys, "snapshot", now=NOW))
+    for path in tmp_path.glob("*root-*"):
+        path.rename(keys / "private" / path.name)
+    with pytest.raises(VerificationError, match="has not signed it") as caught:
+        keychange.renew(keys, "targets", now=NOW)
+    assert "keys sign" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["metadata", "private", "airgap", "keys.json"])
+def test_a_part_of_a_keyring_that_others_may_write_to_is_refused(keys: Path, name: str) -> None:
+    path = keys / name
+    path.chmod(path.stat().st_mode | 0o022)
+    with pytest.raises(ConfigError, match=f"cannot be trusted.*{name}"):
+        Keyring.load(keys)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"signatures":[],"signed":{"_type":"root"}}'])
+def test_a_file_that_is_no_metadata_is_named(keys: Path, content: bytes) -> None:
+    (keys / "metadata/2.root.json").write_bytes(content)
+    with pytest.raises(VerificationError, match=r"metadata/2\.root\.json"):
+        keychange.renew(keys, "root", now=NOW)
+
+
+def test_what_a_killed_change_left_goes_with_the_next(keys: Path) -> None:
+    for name in (".partial-a", "metadata/.partial-b", "private/.partial-c", "airgap/.partial-d"):
+        (keys / name).write_text("half")
+        os.utime(keys / name, (NOW.timestamp() - 3600,) * 2)
+    (keys / "metadata/.partial-young").write_text("half")
+    keychange.renew(keys, "targets", now=NOW)
+    assert [path.name for path in keys.rglob(".partial-*")] == [".partial-young"]
+
+
+@pytest.mark.parametrize("role", ["targets", "mylib"])
+def test_keys_that_serve_both_views_are_not_exchanged_for_one(keys: Path, role: str) -> None:
+    for change in (keychange.rotate, keychange.finish):
+        with pytest.raises(ConfigError, match="both views"):
+            change(keys, role, now=NOW, views=["online"])
+
+
+def test_an_export_of_no_role_is_refused(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none was named"):
+        keyceremony.export(Keyring.load(keys), tmp_path / "out", [])

@@ -116,8 +116,10 @@ def signer_of(text: str) -> tuple[str, Key]:
     uri, comma, public = text.rpartition(",")
     if not comma or not public:
         raise ConfigError(f"{text!r}: expected URI,PUBLIC; the URI is empty for a key that is held elsewhere")
-    if uri:
-        check_uri(uri)
+    if uri and check_uri(uri) == "file2":
+        file = Path(uri.removeprefix("file2:"))
+        if file.is_absolute() and not file.exists():
+            raise ConfigError(f"{text!r}: there is no private key {str(file)!r}", hint="empty, if it is held elsewhere")
     return uri, read_public(public, uri)
 
 
@@ -265,7 +267,15 @@ def show(path: Path) -> Report:
 
 def root(path: Path, view: View) -> bytes:
     """The root that readers of a view begin to trust with."""
-    return open_keyring(path).root(view)
+    from kartifacts.trust.keychange import lacks
+
+    keyring = open_keyring(path)
+    content = keyring.root(view)
+    if missing := lacks(keyring, view, content):
+        raise VerificationError(
+            f"readers would refuse this root: {missing}", hint="kartifacts keys sign adds signatures"
+        )
+    return content
 
 
 def _iso(moment: datetime) -> str:
