@@ -226,15 +226,15 @@ def _first(
         except ConfigError as error:  # a library is lacking here, which another mirror may have
             errors.append((source, error))
             raise SourceError(error.message, missing=True, hint=error.hint) from error
-        except VerificationError as error:
-            error.source = error.source or source.name
+        except (SourceError, VerificationError) as error:
+            if isinstance(error, VerificationError):
+                error.source = error.source or source.name
+            errors.append((source, error))
             raise
 
-    def refused(source: Source, error: SourceError | VerificationError) -> None:
-        if not isinstance(error.__cause__, ConfigError):
-            errors.append((source, error))
-
-    return first_good(sources, attempt, label="signed metadata", retries=settings.retries, refused=refused)
+    return first_good(
+        sources, attempt, label="signed metadata", retries=settings.retries, refused=lambda _source, _error: None
+    )
 
 
 def _worst(errors: list[tuple[Source, KartifactsError]]) -> KartifactsError:
@@ -245,8 +245,8 @@ def _worst(errors: list[tuple[Source, KartifactsError]]) -> KartifactsError:
         return kinds.index(type(error)) if type(error) in kinds else 3 * isinstance(error, VerificationError)
 
     worst = max((error for _, error in errors), key=badness)  # the first of its kind
-    refusals = dict.fromkeys(Refusal(source.name, error.message) for source, error in errors)
-    worst.refusals = tuple(refusals)
+    refusals = {(source.name, type(error)): Refusal(source.name, error.message) for source, error in errors}
+    worst.refusals = tuple(refusals.values())  # each once, also where a message tells the time
     return worst
 
 

@@ -83,7 +83,9 @@ def release_path(library: str, version: str, digest: Digest) -> str:
 
 def check_name(text: str, what: str) -> str:
     """Give back `text` if it may name a library, version, family or op; else `ConfigError`."""
-    if not _NAME.fullmatch(text) or ".." in text or _DEVICE.fullmatch(text):
+    if _DEVICE.fullmatch(text):
+        raise ConfigError(f"bad {what} name {text[:150]!r}: that is a device of Windows, and no file there")
+    if not _NAME.fullmatch(text) or ".." in text:
         raise ConfigError(
             f"bad {what} name {text[:150]!r}: expected lower-case letters, digits and . _ + - "
             "between them, at most 128 characters"

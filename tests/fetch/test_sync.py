@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -64,6 +65,37 @@ def ask(user: Settings) -> Sync:
 
 def versions(outcome: Outcome) -> dict[str, str]:
     return {pin.library: pin.version for pin in outcome.pins}
+
+
+NAMES = [
+    "kernels/9.9/INDEX.json", "kernels/9.9/x\x1b.json", "kernels//index.json", "kernels/9%2f9/index.json", "kernels/9",
+    f"kernels/{'9' * 300}/index.json", "kernels/con/index.json", "other/9.9/index.json",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NAMES, "a library"])
+@pytest.mark.parametrize("exempted", [True, False])
+def test_a_bad_name_in_signed_metadata_is_an_error_that_the_next_mirror_answers(
+    ask: Sync, publisher: Publisher, name: str, exempted: bool
+) -> None:
+    before = deepcopy(publisher.roles["kernels"].targets)
+    if name == "a library":
+        publisher.delegate("../kernels")
+    else:
+        targets = publisher.roles["kernels"].targets
+        targets[name] = replaced = deepcopy(targets["kernels/1.0/index.json"])
+        replaced.path = name
+    publisher.publish("targets", "kernels")
+    bad = f"file://{publisher.copy('bad')}"
+    exemption = Exemption(date.today() + timedelta(days=3), "a test") if exempted else None
+    with pytest.raises(VerificationError) as raised:
+        ask(bad, exemption=exemption)
+    assert [refusal.place for refusal in raised.value.refusals] == [bad]
+    publisher.roles["kernels"].targets = before
+    if name == "a library":
+        publisher.revoke("../kernels")
+    publisher.publish("targets", "kernels")
+    assert ask(bad, publisher, exemption=exemption).synced.source == f"file://{publisher.path}"
 
 
 def test_the_newest_final_release_of_each_library_is_pinned(ask: Sync, publisher: Publisher, user: Settings) -> None:

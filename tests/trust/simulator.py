@@ -56,8 +56,8 @@ class Publisher:
         for role in TOP:
             self.root.add_key(self.signers[role][0].public_key, role)
         self.targets = Targets(expires=soon(), delegations=Delegations({}, {}))
-        self.snapshot = Snapshot(expires=soon())
-        self.timestamp = Timestamp(expires=soon())
+        self.snapshot = Snapshot(expires=soon(29))
+        self.timestamp = Timestamp(expires=soon(7))
         self.roles: dict[str, Targets] = {}
         for name in libraries:
             self.delegate(name)

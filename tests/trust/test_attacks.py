@@ -540,7 +540,9 @@ def test_a_release_of_a_bad_name_is_refused(publisher: Publisher, path: str, ask
     [{"length": 0}, {"length": 5 << 20}, {"hashes": {"md5": "a" * 32}}, {"hashes": {"sha256": "A" * 64}},
      {"hashes": {"sha256": "a" * 63}}, {"hashes": {"sha256": "a" * 64, "md5": "a" * 32}},
      {"custom": {"channels": "stable"}}, {"custom": {"channels": [1]}}, {"custom": {"published": "yesterday"}},
-     {"custom": {"published": 5}}, {"custom": []}],
+     {"custom": {"published": 5}}, {"custom": []},
+     *({"custom": {"published": text}} for text in ("9999-99-99", "2026-02-30", "٢٠٢٦-٠١-٠١", "2026-01-01T24:00Z",
+                                                    "2026-01-01T10:60", "2026-01-01T10:00+99:00", "20260101xx"))],
     ids=str,
 )  # fmt: skip
 def test_a_release_that_says_something_odd_of_itself_is_refused(publisher: Publisher, change: dict[str, Any]) -> None:
