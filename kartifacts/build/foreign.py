@@ -74,8 +74,8 @@ def import_checksums(
     earlier: Callable[[str, str], Sequence[Earlier]] = lambda arch, abi: (),  # noqa: ARG005  the protocol's names
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> list[Descriptor]:
-    """Check a tree and pack it into the repository `out`, one bundle for each family and arch.
+) -> list[tuple[Descriptor, Materials]]:
+    """Check a tree and pack it into the repository `out`: one bundle for each family and arch, with what promised it.
 
     Args:
         version: of the release that the bundles are for.
@@ -108,20 +108,20 @@ def import_checksums(
                 told.add(files[entry.uri].st_size)
     _refuse(tree, faults)
     return [
-        pack_bundle(
-            bundles[family, arch],
-            out,
-            library=library,
-            family=family,
-            arch=arch,
-            abi="none",
-            toolchain={"kind": "imported"},
-            materials=_materials(
-                tree, library, family, arch, [listed[entry.uri] for entry in bundles[family, arch]], files
+        (
+            pack_bundle(
+                bundles[family, arch],
+                out,
+                library=library,
+                family=family,
+                arch=arch,
+                abi="none",
+                toolchain={"kind": "imported"},
+                earlier=earlier(arch, "none"),
+                jobs=jobs,
+                progress=told.part(),
             ),
-            earlier=earlier(arch, "none"),
-            jobs=jobs,
-            progress=told.part(),
+            _materials(tree, library, family, arch, [listed[entry.uri] for entry in bundles[family, arch]], files),
         )
         for family, arch in sorted(bundles)
     ]

@@ -38,7 +38,6 @@ from kartifacts.model.manifest import (
     decode_table,
     encode,
 )
-from kartifacts.model.materials import MAX_MATERIALS, MEDIA_MATERIALS, Materials
 
 __all__ = ["PackInput", "Progress", "pack_bundle"]
 
@@ -61,7 +60,6 @@ def pack_bundle(
     arch: str,
     abi: str,
     toolchain: Mapping[str, str],
-    materials: Materials | None = None,
     earlier: Sequence[Earlier] = (),
     block_bytes: int = BLOCK_BYTES,
     pack_bytes: int = PACK_BYTES,
@@ -73,7 +71,6 @@ def pack_bundle(
 
     Args:
         arch: canonical arch, or ``any``.
-        materials: what the kernels were made of, if that is known.
         earlier: bundles of the same kind in earlier releases; blocks of the best one are used again.
         block_bytes: kernels share a block up to this size; a larger kernel has one of its own.
         pack_bytes: a pack is closed before it grows beyond this size.
@@ -122,8 +119,7 @@ def pack_bundle(
             kernels=sorted(contents.kernels, key=lambda entry: (entry.block, entry.offset, entry.uri)),
             toolchain=dict(toolchain),
         )
-        described = _described(table, contents.packs, total, blobs)
-        return described if materials is None else _with_materials(described, materials, blobs)
+        return _described(table, contents.packs, total, blobs)
 
 
 def _default_jobs() -> int:
@@ -293,16 +289,6 @@ def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -
     )
     decode_table(raw, bundle)  # what a reader would refuse must not get a name
     return _write(blobs, encode(bundle), MEDIA_MANIFEST, notes)
-
-
-def _with_materials(bundle: Descriptor, materials: Materials, blobs: Path) -> Descriptor:
-    """The descriptor in the release names them, not the manifest: other compilers may make the same bundle."""
-    data = encode(materials)
-    if len(data) > MAX_MATERIALS:
-        raise ConfigError(f"what {materials.family!r} for {materials.arch} was made of is too long: {len(data)} bytes")
-    written = _write(blobs, data, MEDIA_MATERIALS, {})
-    notes = {NOTE + "materials": written.digest, NOTE + "materials-size": str(written.size)}
-    return msgspec.structs.replace(bundle, annotations={**bundle.annotations, **notes})
 
 
 def _write(blobs: Path, content: bytes, media_type: str, notes: dict[str, str]) -> Descriptor:

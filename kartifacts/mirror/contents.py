@@ -16,7 +16,7 @@ from kartifacts.mirror.trusting import Basis
 from kartifacts.model.digest import Digest, parse_digest
 from kartifacts.model.layout import blob_path, release_path, target_path
 from kartifacts.model.manifest import Descriptor, decode_bundle, decode_release
-from kartifacts.publish.referrers import closure
+from kartifacts.publish.referrers import PROVENANCE, closure
 from kartifacts.publish.repository import Blob, blobs_of, bundle_name
 from kartifacts.trust.released import Released
 
@@ -150,7 +150,7 @@ class _Walk:
         index = Blob(*release.provenance, f"provenance of {pin.library} {pin.version}")
         with self._noting(index.what):
             content = self.read[index.digest] = self._reader.small(index)
-            self.said[pin.sha256] = list(closure(content, pin.library, pin.version, self._referrer))[:-1]
+            self.said[pin.sha256] = list(closure(PROVENANCE, content, pin.library, pin.version, self._referrer))[:-1]
 
     def _referrer(self, digest: Digest, size: int, what: str) -> bytes:
         content = self.read[digest] = self._reader.small(Blob(digest, size, what))

@@ -1,6 +1,6 @@
-"""What a bundle was made of: its sources, its compilers and how they were called, as one blob of the release.
+"""What a bundle was made of: its sources, its compilers and how they were called, as one document about it.
 
-The blob holds no time, no path of a machine and no version of the release: the same sources, compiled by the same
+It holds no time, no path of a machine and no version of the release: the same sources, compiled by the same
 programs, give the same bytes in every release.  Nothing at run time reads it.
 """
 
@@ -11,8 +11,7 @@ from typing import Literal
 import msgspec
 
 from kartifacts.errors import VerificationError
-from kartifacts.model.digest import Digest, parse_digest, strict_json
-from kartifacts.model.manifest import NOTE, Descriptor
+from kartifacts.model.digest import parse_digest, strict_json
 
 MEDIA_MATERIALS = "application/vnd.kartifacts.materials.v1+json"
 MAX_MATERIALS = 64 << 20  # bytes
@@ -71,7 +70,7 @@ class Materials(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def decode_materials(data: bytes, *, what: str = "materials") -> Materials:
-    """Read what `descriptor_of` of a bundle led to, after its digest was checked."""
+    """Read materials, after their digest was checked."""
     try:
         found = msgspec.convert(strict_json(data, what=what), type=Materials)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -85,13 +84,3 @@ def decode_materials(data: bytes, *, what: str = "materials") -> Materials:
     for digest in (*found.programs.values(), *([found.recipe.sha256] if found.recipe else ())):
         parse_digest(digest, what=what)
     return found
-
-
-def materials_of(bundle: Descriptor, *, what: str) -> tuple[Digest, int] | None:
-    """Digest and size of the materials that a bundle's descriptor in a release names; None if it names none."""
-    digest, size = bundle.note("materials"), bundle.note("materials-size")
-    if not digest and not size:
-        return None
-    if not (size.isascii() and size.isdigit() and 0 < len(size) < 10 and 0 < int(size) <= MAX_MATERIALS):
-        raise VerificationError(f"{what} has materials of {size[:40]!r} bytes; at most {MAX_MATERIALS} are read")
-    return parse_digest(digest, what=f"{NOTE}materials of {what}"), int(size)

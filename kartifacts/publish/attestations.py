@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.files.reading import read_regular
-from kartifacts.model.digest import Digest, strict_json
+from kartifacts.model.digest import Digest, sha256, strict_json
 from kartifacts.model.manifest import Descriptor, Pin
 from kartifacts.publish.provenance import PREDICATE, STATEMENT, opened, statement_of
-from kartifacts.publish.referrers import KINDS, MAX_SAID, MEDIA_PROVENANCE, MEDIA_SBOM, Referrer, referrers
+from kartifacts.publish.referrers import MAX_SAID, PROVENANCE, Referrer, by_bundle
 from kartifacts.publish.repository import Repository, bundle_name
+from kartifacts.publish.sbom import sbom
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Key
@@ -92,29 +93,20 @@ def check_release(
             Names the bundle.
     """
     name = f"{pin.library} {pin.version}"
+    bundles = repository.release(pin).manifests
     if index is None:
-        lacking = [bundle_name(bundle) for bundle in repository.release(pin).manifests]
+        lacking = [bundle_name(bundle) for bundle in bundles]
         raise VerificationError(
             f"nothing is signed about {name}: no provenance of {', '.join(lacking[:3])}"
             + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""),
             hint="publish it with --keys, or verify without --provenance",
         )
-    bundles = {bundle.sha256: bundle for bundle in repository.release(pin).manifests}
-    found: dict[tuple[Digest, str], Referrer] = {}
-    for _, referrer in referrers(index, pin.library, pin.version, repository.read):
-        subject, kind = referrer.subject.sha256, referrer.artifact_type
-        if subject not in bundles:
-            raise VerificationError(f"the provenance of {name} is about a bundle of another release: sha256:{subject}")
-        if (subject, kind) in found:
-            raise VerificationError(f"{bundle_name(bundles[subject])} of {name} has two documents: {KINDS[kind]}")
-        found[subject, kind] = referrer
+    told = by_bundle(PROVENANCE, index, pin, bundles, repository.read)
     origins = []
-    for digest, bundle in bundles.items():
-        for kind, called in KINDS.items():
-            if (digest, kind) not in found:
-                raise VerificationError(f"{bundle_name(bundle)} of {name} has no {called}", expected=digest)
-        told = found[digest, MEDIA_PROVENANCE], found[digest, MEDIA_SBOM]
-        origins.append(_origin(repository, bundle, *told, believed, builder_id, name))
+    for bundle in bundles:
+        if bundle.sha256 not in told:
+            raise VerificationError(f"{bundle_name(bundle)} of {name} has no provenance", expected=bundle.sha256)
+        origins.append(_origin(repository, bundle, told[bundle.sha256], believed, builder_id, name))
     return origins
 
 
@@ -122,14 +114,13 @@ def _origin(
     repository: Repository,
     bundle: Descriptor,
     provenance: Referrer,
-    bill: Referrer,
     believed: Believed,
     builder_id: str | None,
     release: str,
 ) -> Origin:
     what = f"provenance of {bundle_name(bundle)} of {release}"
-    document = provenance.document
-    envelope = repository.read(document.digest, document.size, what, limit=MAX_SAID)
+    sealed, bill, made_of = provenance.layers
+    envelope = repository.read(sealed.digest, sealed.size, what, limit=MAX_SAID)
     payload, keyids = opened(envelope, believed.keys, believed.threshold, what=what)
     statement = strict_json(payload, what=what)
     try:
@@ -143,8 +134,16 @@ def _origin(
         raise VerificationError(
             f"{what}: built by {builder[:200]!r}, expected {builder_id!r}", expected=builder_id, actual=builder[:200]
         )
-    repository.read(bill.document.digest, bill.document.size, f"SBOM of {bundle_name(bundle)}", limit=MAX_SAID)
-    expected = statement_of(bundle, repository.materials(bundle), bill.document.sha256, builder)
+    materials = repository.materials(made_of, f"materials of {bundle_name(bundle)} of {release}")
+    repository.read(bill.digest, bill.size, f"SBOM of {bundle_name(bundle)} of {release}", limit=MAX_SAID)
+    derived = sha256(sbom(materials, bundle.sha256))
+    if bill.sha256 != derived:
+        raise VerificationError(
+            f"the SBOM of {bundle_name(bundle)} of {release} says other things than its materials",
+            expected=derived,
+            actual=bill.sha256,
+        )
+    expected = statement_of(bundle, materials, made_of.sha256, derived, builder)
     if statement != expected:
         raise VerificationError(f"{what} says other things than its materials: {_difference(statement, expected)}")
     return Origin(bundle_name(bundle), bundle.sha256, builder, keyids)

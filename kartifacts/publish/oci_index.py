@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from kartifacts.errors import PublishConflict, VerificationError
-from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
+from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT
 from kartifacts.model.manifest import MEDIA_INDEX, NOTE, Descriptor, Pin
 from kartifacts.publish.buckets import Bucket, Change, update
 from kartifacts.trust.released import Released
 
 _REF_NAME = "org.opencontainers.image.ref.name"
-_PROVENANCE = ".provenance"
+_PROVENANCE, _MATERIALS = ".provenance", ".materials"
 
 # What skopeo and registries take: single separators between letters and digits, no '+'; the names of referrers not.
-_PLAIN = re.compile(r"(?!sha\d+-)(?!.*\.provenance$)(?=.{1,117}$)[a-z0-9]+([._-][a-z0-9]+)*")
+_PLAIN = re.compile(r"(?!sha\d+-)(?!.*\.(?:provenance|materials)$)(?=.{1,117}$)[a-z0-9]+([._-][a-z0-9]+)*")
 _DATED, _NUMBERED, _WORDED = map(re.compile, (r"(.+?)-(\d{4}-\d\d-\d\d.*)", r"(.+)-(\d.*)", r"(.+)-(.+)"))
 
 Entry = dict[str, Any]
@@ -32,14 +32,17 @@ def refuse_other_claim(bucket: Bucket, pin: Pin) -> None:
         _claimed(current.content, pin, bucket.name)
 
 
-def claim(bucket: Bucket, pin: Pin) -> None:
+def claim(bucket: Bucket, pin: Pin, made_of: tuple[Digest, int] | None = None) -> None:
     """List a release whose blobs are all in place; of two contents of one version only the first gets in.
+
+    Args:
+        made_of: digest and size of the index of its materials; of two builds with the same bytes the last one counts.
 
     Raises:
         PublishConflict: the version is listed with another content; nothing was changed.
         VerificationError: what is there is no OCI image index; nothing was changed.
     """
-    change_index(bucket, lambda current: _claimed(current, pin, bucket.name))
+    change_index(bucket, lambda current: _claimed(current, pin, bucket.name, made_of))
 
 
 def reconciled(
@@ -51,14 +54,35 @@ def reconciled(
         said: releases whose provenance is listed too, so that tools which know only OCI find what refers to bundles.
     """
     index, entries = _parsed(current, where)
-    others = [
-        entry
-        for entry in entries
-        if entry.get("mediaType") != MEDIA_INDEX
-        or not {_note(entry, "library"), _note(entry, "provenance-of")} & set(pins)
-    ]
+    listed = {library: list(each) for library, each in pins.items()}
+    others = [entry for entry in entries if entry.get("mediaType") != MEDIA_INDEX or not _replaced(entry, listed)]
     about = (_provenance(each.pin, *each.provenance) for each in said if each.provenance is not None)
-    return _encoded(index, [*others, *(_entry(pin) for each in pins.values() for pin in each), *about])
+    return _encoded(index, [*others, *(_entry(pin) for each in listed.values() for pin in each), *about])
+
+
+def _replaced(entry: Entry, pins: Mapping[str, list[Pin]]) -> bool:
+    """Whether it is ours and of one of these libraries; materials stay as long as their release is listed."""
+    if {_note(entry, "library"), _note(entry, "provenance-of")} & set(pins):
+        return True
+    releases = pins.get(_note(entry, "materials-of"))
+    return releases is not None and not any(_is_made_of(entry, pin) for pin in releases)
+
+
+def listed_materials(current: bytes, pin: Pin, where: str) -> tuple[Digest, int] | None:
+    """Digest and size of the index of what a release was made of; None if the index lists none.
+
+    Raises:
+        VerificationError: what is there is no OCI image index, or the entry is malformed.
+    """
+    for entry in entries_in(current, where):
+        if _is_made_of(entry, pin):
+            size = entry.get("size")
+            if not isinstance(size, int) or size < 0:
+                raise VerificationError(
+                    f"{OCI_INDEX} of {where} is malformed: the size of the materials is {size!r:.50}"
+                )
+            return parse_digest(str(entry.get("digest")), what=f"{OCI_INDEX} of {where}"), size
+    return None
 
 
 def change_index(bucket: Bucket, change: Change) -> None:
@@ -73,15 +97,17 @@ def entries_in(current: bytes | None, where: str) -> list[Entry]:
     return _parsed(current, where)[1]
 
 
-def _claimed(current: bytes | None, pin: Pin, where: str) -> bytes:
+def _claimed(current: bytes | None, pin: Pin, where: str, made_of: tuple[Digest, int] | None = None) -> bytes:
     index, entries = _parsed(current, where)
-    others = []
+    made, others = [_entry(pin)], []
+    if made_of is not None:
+        made.append(_materials(pin, *made_of))
     for entry in entries:
         if (_note(entry, "library"), _note(entry, "version")) == (pin.library, pin.version):
             refuse_unless_same(str(entry.get("digest")), pin, where)
-        else:
+        elif made_of is None or not _is_made_of(entry, pin):
             others.append(entry)
-    return _encoded(index, [*others, _entry(pin)])
+    return _encoded(index, [*others, *made])
 
 
 def refuse_unless_same(found: str, pin: Pin, where: str) -> None:
@@ -104,8 +130,17 @@ def _provenance(pin: Pin, digest: Digest, size: int) -> Entry:
     return _listed(digest, size, notes)
 
 
+def _materials(pin: Pin, digest: Digest, size: int) -> Entry:
+    notes = {NOTE + "materials-of": pin.library, NOTE + "version": pin.version}
+    return _listed(digest, size, {_REF_NAME: ref_name(pin) + _MATERIALS, **notes})
+
+
+def _is_made_of(entry: Entry, pin: Pin) -> bool:
+    return (_note(entry, "materials-of"), _note(entry, "version")) == (pin.library, pin.version)
+
+
 def ref_name(pin: Pin) -> str:
-    """The name of a release for tools that know only OCI; no two have the same, nor one with `_PROVENANCE` behind it.
+    """The name of a release for tools that know only OCI; no two have the same, nor one with what is behind those of referrers.
 
     It is ``<library>-<version>`` with ``_`` for ``+`` where that can be read back, and else has a digest behind ``--``.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,19 @@ import msgspec
 
 from kartifacts.errors import ConfigError, KartifactsError, VerificationError
 from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
-from kartifacts.model.manifest import MAX_INDEX, Descriptor, Pin
-from kartifacts.model.materials import MEDIA_MATERIALS, Materials, materials_of
-from kartifacts.publish.referrers import MAX_SAID, MEDIA_PROVENANCE, MEDIA_SBOM, Made, index_of, refer
+from kartifacts.model.manifest import Descriptor, Pin
+from kartifacts.model.materials import MAX_MATERIALS, MEDIA_MATERIALS, Materials, decode_materials
+from kartifacts.publish.referrers import (
+    MATERIALS,
+    MAX_SAID,
+    MEDIA_SBOM,
+    PROVENANCE,
+    Made,
+    Referrer,
+    by_bundle,
+    index_of,
+    refer,
+)
 from kartifacts.publish.repository import Repository, bundle_name
 from kartifacts.publish.sbom import sbom
 
@@ -43,10 +53,8 @@ class Attested:
 
 
 def attestable(repository: Repository, pin: Pin) -> bool:
-    """Whether a release says what its bundles were made of; one that was built before there were materials does not."""
-    return any(
-        materials_of(bundle, what=bundle_name(bundle)) is not None for bundle in repository.release(pin).manifests
-    )
+    """Whether it is known here what the bundles of a release were made of: it is where they were built."""
+    return repository.made_of(pin) is not None
 
 
 def attest(repository: Repository, pin: Pin, signers: Sequence[Signer], *, builder_id: str = LOCAL_BUILDER) -> Attested:
@@ -58,34 +66,39 @@ def attest(repository: Repository, pin: Pin, signers: Sequence[Signer], *, build
 
     Raises:
         ConfigError: a bundle does not say what it was made of, or `builder_id` is no URI, or nobody signs.
-        VerificationError: a blob of the release is missing or damaged.
+        VerificationError: a blob of the release or of its materials is missing or damaged.
     """
     check_builder(builder_id)
     if not signers:
         raise ConfigError(f"nobody signs the provenance of {pin.library} {pin.version}")
-    made: list[Made] = []
-    for bundle in repository.release(pin).manifests:
-        name = bundle_name(bundle)
-        if materials_of(bundle, what=name) is None:
-            raise ConfigError(
-                f"{name} of {pin.library} {pin.version} does not say what it was made of",
-                hint="build it again, or publish with --no-provenance",
-            )
-        materials = repository.materials(bundle)
-        said = refer(bundle, MEDIA_SBOM, sbom(materials, bundle.sha256))
-        statement = canonical_json(statement_of(bundle, materials, _sbom_of(said), builder_id))
-        envelope = refer(bundle, MEDIA_PROVENANCE, sealed(statement, signers), {"in-toto.io/predicate-type": PREDICATE})
-        made += (said, envelope)
-    index = index_of(pin.library, pin.version, made)
-    if len(index) > MAX_INDEX:
-        raise ConfigError(f"{pin.library} {pin.version} has too many bundles to be listed: {len(index)} bytes")
+    listed, bundles = repository.made_of(pin), repository.release(pin).manifests
+    told = {} if listed is None else by_bundle(MATERIALS, listed, pin, bundles, repository.read)
+    made = [_attested(repository, bundle, _told(told, bundle, pin), signers, builder_id) for bundle in bundles]
+    index = index_of(PROVENANCE, pin.library, pin.version, made)
     blobs = {digest: content for each in made for digest, content in each.blobs}
     return Attested((*blobs.items(), (sha256(index), index)), index)
 
 
-def _sbom_of(said: Made) -> Digest:
-    _, (digest, _), _ = said.blobs
-    return digest
+def _told(told: Mapping[Digest, Referrer], bundle: Descriptor, pin: Pin) -> Descriptor:
+    if bundle.sha256 not in told:
+        raise ConfigError(
+            f"{bundle_name(bundle)} of {pin.library} {pin.version} does not say what it was made of",
+            hint="build it again, or publish with --no-provenance",
+        )
+    (materials,) = told[bundle.sha256].layers
+    return materials
+
+
+def _attested(
+    repository: Repository, bundle: Descriptor, listed: Descriptor, signers: Sequence[Signer], builder_id: str
+) -> Made:
+    what = f"materials of {bundle_name(bundle)}"
+    content = repository.read(listed.digest, listed.size, what, limit=MAX_MATERIALS)
+    materials = decode_materials(content, what=what)
+    bill = sbom(materials, bundle.sha256)
+    statement = canonical_json(statement_of(bundle, materials, listed.sha256, sha256(bill), builder_id))
+    documents = (sealed(statement, signers), bill, content)
+    return refer(PROVENANCE, bundle, documents, {"in-toto.io/predicate-type": PREDICATE})
 
 
 def check_builder(text: str) -> None:
@@ -98,11 +111,11 @@ def check_builder(text: str) -> None:
 # -- the statement -----------------------------------------------------------------------------------------------------
 
 
-def statement_of(bundle: Descriptor, materials: Materials, sbom: Digest, builder_id: str) -> dict[str, Any]:
-    """The in-toto statement about a bundle; `sbom` is the digest of its SBOM."""
-    named = materials_of(bundle, what=bundle_name(bundle))
-    assert named is not None, "materials were read by it"
-    byproducts = [("materials", named[0], MEDIA_MATERIALS), ("SBOM", sbom, MEDIA_SBOM)]
+def statement_of(
+    bundle: Descriptor, materials: Materials, made_of: Digest, sbom: Digest, builder_id: str
+) -> dict[str, Any]:
+    """The in-toto statement about a bundle; `made_of` and `sbom` are the digests of its materials and its SBOM."""
+    byproducts = [("materials", made_of, MEDIA_MATERIALS), ("SBOM", sbom, MEDIA_SBOM)]
     return {
         "_type": STATEMENT,
         "subject": [{"name": subject_name(materials), "digest": {"sha256": bundle.sha256}}],

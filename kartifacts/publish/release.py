@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from kartifacts.errors import ConfigError
-from kartifacts.model.digest import parse_digest, sha256
+from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.layout import TIMESTAMP, blob_path, check_name, metadata_path, release_directory, release_path
 from kartifacts.model.manifest import (
     MAX_INDEX,
@@ -21,19 +21,29 @@ from kartifacts.model.manifest import (
     Release,
     encode,
 )
-from kartifacts.model.materials import materials_of
+from kartifacts.model.materials import Materials
 from kartifacts.publish.buckets import Bucket, Unlisted
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.oci_index import claim, refuse_other_claim, refuse_unless_same
-from kartifacts.publish.repository import Repository, bundle_name
+from kartifacts.publish.referrers import MATERIALS, index_of, refer
+from kartifacts.publish.repository import Repository
 
-_ENTRY_NOTES = frozenset(NOTE + name for name in ("family", "arch", "abi", "materials", "materials-size"))
+_ENTRY_NOTES = frozenset(NOTE + name for name in ("family", "arch", "abi"))
 
 
-def make_release(directory: Path, library: str, version: str, bundles: Sequence[Descriptor]) -> Descriptor:
+def make_release(
+    directory: Path,
+    library: str,
+    version: str,
+    bundles: Sequence[Descriptor],
+    materials: Mapping[str, Materials] | None = None,
+) -> Descriptor:
     """Write the release index of `bundles`, which lie in the repository `directory` already.
 
     The same bundles give the same index.
+
+    Args:
+        materials: what they were made of, by the digests in their descriptors; index.json leads to it.
 
     Returns:
         The descriptor of the release index; its digest is what gets pinned.
@@ -50,17 +60,16 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     repository = Repository(directory)
     for bundle in bundles:
         made_for = repository.bundle(bundle).annotations.get(NOTE + "library", "")
-        if materials_of(bundle, what=bundle_name(bundle)) is not None:
-            repository.materials(bundle)
         if made_for != library:
             raise ConfigError(f"a bundle of {made_for!r} cannot be part of a release of {library!r}")
-    unique = {bundle.digest: _entry(bundle) for bundle in bundles}.values()
+    unique = {bundle.digest: _entry(bundle) for bundle in bundles}
     index = encode(
         Release(
             schema_version=2,
             media_type=MEDIA_INDEX,
             manifests=sorted(
-                unique, key=lambda bundle: (*(bundle.note(name) for name in ("family", "arch", "abi")), bundle.digest)
+                unique.values(),
+                key=lambda bundle: (*(bundle.note(name) for name in ("family", "arch", "abi")), bundle.digest),
             ),
             annotations={NOTE + "format": RELEASE_FORMAT, NOTE + "library": library, NOTE + "version": version},
         )
@@ -73,8 +82,19 @@ def make_release(directory: Path, library: str, version: str, bundles: Sequence[
     refuse_signed(bucket)
     refuse_other_content(bucket, pin)
     bucket.put_if_absent(blob_path(sha256(index)), index)
-    name_release(bucket, pin)
+    name_release(bucket, pin, _write_materials(bucket, pin, unique, materials) if materials else None)
     return Descriptor(media_type=MEDIA_INDEX, digest=f"sha256:{pin.sha256}", size=pin.size)
+
+
+def _write_materials(
+    bucket: Bucket, pin: Pin, bundles: Mapping[str, Descriptor], materials: Mapping[str, Materials]
+) -> tuple[Digest, int]:
+    """Write what bundles were made of; gives digest and size of the index of that."""
+    made = [refer(MATERIALS, bundles[digest], [encode(materials[digest])]) for digest in sorted(materials)]
+    index = index_of(MATERIALS, pin.library, pin.version, made)
+    for digest, content in (*(blob for each in made for blob in each.blobs), (sha256(index), index)):
+        bucket.put_if_absent(blob_path(digest), content)
+    return sha256(index), len(index)
 
 
 def _entry(bundle: Descriptor) -> Descriptor:
@@ -100,12 +120,12 @@ def refuse_other_content(bucket: Bucket, pin: Pin) -> None:
             refuse_unless_same(path.rpartition("/")[2].partition(".")[0], pin, bucket.name)
 
 
-def name_release(bucket: Bucket, pin: Pin) -> None:
+def name_release(bucket: Bucket, pin: Pin, made_of: tuple[Digest, int] | None = None) -> None:
     """Make a release whose blobs are all in place public where nothing is signed.
 
     First its entry in the OCI index, which one writer at a time can change, so that of two publishers of one version
     only the first comes to name it.
     """
-    claim(bucket, pin)
+    claim(bucket, pin, made_of)
     digest = parse_digest(pin.sha256)
     bucket.copy_if_absent(blob_path(digest), release_path(pin.library, pin.version, digest))

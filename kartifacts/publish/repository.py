@@ -12,7 +12,7 @@ from kartifacts.errors import ConfigError, SourceError, VerificationError, print
 from kartifacts.files.reading import open_regular, read_regular
 from kartifacts.model import frames
 from kartifacts.model.digest import Digest, parse_digest, sha256
-from kartifacts.model.layout import blob_path, check_name, release_directory, release_path
+from kartifacts.model.layout import OCI_INDEX, blob_path, check_name, release_directory, release_path
 from kartifacts.model.manifest import (
     MAX_INDEX,
     BundleManifest,
@@ -24,7 +24,9 @@ from kartifacts.model.manifest import (
     decode_release,
     decode_table,
 )
-from kartifacts.model.materials import MAX_MATERIALS, Materials, decode_materials, materials_of
+from kartifacts.model.materials import MAX_MATERIALS, Materials, decode_materials
+from kartifacts.publish.buckets import MAX_SMALL
+from kartifacts.publish.oci_index import listed_materials
 from kartifacts.publish.signed_names import signed_pins, view_of
 
 _RELEASE_NAME = re.compile(r"targets/([^/]+)/([^/]+)/([0-9a-f]{64})\.index\.json")
@@ -161,6 +163,21 @@ class Repository:
             found[digest] = data
         return found
 
+    def made_of(self, pin: Pin) -> bytes | None:
+        """The index of what the bundles of a release were made of, as who built them says; None if none is listed.
+
+        Raises:
+            VerificationError: it is missing or damaged, or index.json is malformed.
+        """
+        place = self.path / OCI_INDEX
+        try:
+            listed = listed_materials(read_regular(place, MAX_SMALL), pin, str(self.path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unreadable(place, error) from error
+        return None if listed is None else self.read(*listed, f"materials of {pin.library} {pin.version}")
+
     def bundle(self, descriptor: Descriptor) -> BundleManifest:
         what = bundle_name(descriptor)
         return decode_bundle(self.read(descriptor.digest, descriptor.size, what), what=what)
@@ -171,17 +188,9 @@ class Repository:
         raw = frames.decompress(data, frames.table_size(bundle.config, what), what=what)
         return decode_table(raw, bundle, what=what)
 
-    def materials(self, descriptor: Descriptor) -> Materials:
-        """What a bundle was made of.
-
-        Raises:
-            VerificationError: its release names no materials, or they are missing or damaged.
-        """
-        what = f"materials of {bundle_name(descriptor)}"
-        named = materials_of(descriptor, what=what)
-        if named is None:
-            raise VerificationError(f"the {what} are not known: its release names none")
-        return decode_materials(self.read(*named, what, limit=MAX_MATERIALS), what=what)
+    def materials(self, layer: Descriptor, what: str) -> Materials:
+        """What a bundle was made of, by the last layer of what is said about it."""
+        return decode_materials(self.read(layer.digest, layer.size, what, limit=MAX_MATERIALS), what=what)
 
 
 def bundle_name(descriptor: Descriptor) -> str:
@@ -216,8 +225,6 @@ def blobs_of(descriptor: Descriptor, bundle: BundleManifest) -> Iterator[Blob]:
     for number, layer in enumerate(bundle.layers):
         yield Blob(layer.sha256, layer.size, f"pack {number} of {name}")
     yield Blob(bundle.config.sha256, bundle.config.size, f"kernel table of {name}")
-    if (materials := materials_of(descriptor, what=name)) is not None:
-        yield Blob(*materials, f"materials of {name}")
     yield Blob(descriptor.sha256, descriptor.size, name)
 
 

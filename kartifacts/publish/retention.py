@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.model.digest import parse_digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, View, blob_path, target_path
-from kartifacts.model.manifest import MAX_INDEX, MEDIA_INDEX, MEDIA_MANIFEST, NOTE
+from kartifacts.model.manifest import MAX_INDEX, MEDIA_INDEX, MEDIA_MANIFEST
 from kartifacts.publish.buckets import Bucket, Listed
 from kartifacts.publish.leases import DELETING, deleting, parse_time, tombstones
 from kartifacts.publish.oci_index import entries_in
@@ -187,6 +187,3 @@ def _named(content: bytes, what: str) -> Iterator[Mapping[str, Any]]:
         for each in (*read.get("manifests", ()), *read.get("layers", ()), read.get("config")):
             if isinstance(each, dict):
                 yield each
-                notes = each.get("annotations")
-                if isinstance(notes, dict) and (NOTE + "materials") in notes:  # only its bundle's entry names that blob
-                    yield {"digest": notes[NOTE + "materials"]}

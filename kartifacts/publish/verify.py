@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kartifacts.errors import KartifactsError, VerificationError
 from kartifacts.files.reading import open_regular
-from kartifacts.model.digest import parse_digest, sha256
+from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.frames import MAX_WINDOW
-from kartifacts.model.manifest import Block, BundleManifest, KernelEntry, Pin, Table
-from kartifacts.publish.referrers import closure
+from kartifacts.model.manifest import Block, BundleManifest, Descriptor, KernelEntry, Pin, Table
+from kartifacts.publish.referrers import MATERIALS, PROVENANCE, Kind, by_bundle, closure
 from kartifacts.publish.repository import Blob, MissingBlob, Repository, blobs_of, bundle_name, check_materials
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _closure(
         return
     if not release.manifests:
         faults.append(Fault(name, "a release without bundles"))
+    tables: dict[Digest, Table] = {}
     for descriptor in release.manifests:
         try:
             bundle = repository.bundle(descriptor)
@@ -119,27 +120,60 @@ def _closure(
         contents = None
         try:
             contents = (bundle, repository.table(bundle, f"kernel table of {bundle_name(descriptor)}"))
+            tables[descriptor.sha256] = contents[1]
         except KartifactsError as error:
             if not isinstance(error, MissingBlob):  # else it is found below, among all blobs
                 faults.append(_fault(f"kernel table of {bundle_name(descriptor)} of {name}", error))
-        blobs: list[Blob] = []
-        try:
-            blobs += blobs_of(descriptor, bundle)
-            if contents is not None and descriptor.note("materials"):
-                check_materials(repository.materials(descriptor), contents[1], bundle_name(descriptor))
-        except MissingBlob:
-            pass  # it is found below, among all blobs
-        except KartifactsError as error:
-            faults.append(_fault(f"materials of {bundle_name(descriptor)} of {name}", error))
-        for blob in blobs:
+        for blob in blobs_of(descriptor, bundle):
             yield blob, contents if blob.digest == descriptor.sha256 else None
     yield Blob(parse_digest(pin.sha256), pin.size, f"release index of {name}"), None
+    for blob in _said(repository, pin, release.manifests, tables, faults):
+        yield blob, None
+
+
+def _said(
+    repository: Repository,
+    pin: Pin,
+    bundles: Sequence[Descriptor],
+    tables: Mapping[Digest, Table],
+    faults: list[Fault],
+) -> Iterator[Blob]:
+    """Every blob of what is said about a release; materials that only who built it has are looked at, and not given."""
+    name = f"{pin.library} {pin.version}"
     try:
         for index in repository.provenance(pin).values():
-            for blob in closure(index, pin.library, pin.version, repository.read):
-                yield blob, None
+            yield from closure(PROVENANCE, index, pin.library, pin.version, repository.read)
+            faults += _wrong_materials(repository, PROVENANCE, index, pin, bundles, tables)
     except KartifactsError as error:
         faults.append(_fault(f"provenance of {name}", error))
+    try:
+        made_of = repository.made_of(pin)
+        if made_of is not None:
+            faults += _wrong_materials(repository, MATERIALS, made_of, pin, bundles, tables)
+    except KartifactsError as error:
+        faults.append(_fault(f"materials of {name}", error))
+
+
+def _wrong_materials(
+    repository: Repository,
+    kind: Kind,
+    index: bytes,
+    pin: Pin,
+    bundles: Sequence[Descriptor],
+    tables: Mapping[Digest, Table],
+) -> Iterator[Fault]:
+    told = by_bundle(kind, index, pin, bundles, repository.read)
+    for bundle in bundles:
+        referrer, table = told.get(bundle.sha256), tables.get(bundle.sha256)
+        if referrer is None:
+            continue
+        what = bundle_name(bundle)
+        try:
+            materials = repository.materials(referrer.layers[-1], f"materials of {what}")
+            if table is not None:
+                check_materials(materials, table, what)
+        except KartifactsError as error:
+            yield _fault(f"materials of {what} of {pin.library} {pin.version}", error)
 
 
 def _fault(what: str, error: KartifactsError) -> Fault:

@@ -7,7 +7,6 @@ under a tag that is made of its path.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -93,10 +92,7 @@ def parse_registry(text: str) -> Registry:
 
 # -- tags --------------------------------------------------------------------------------------------------------------
 #
-# No other tag begins so: those of releases do with a letter or digit, of lists of referrers with 'sha256-', and those
-# that only keep blobs from being collected as garbage with KEPT.
-
-KEPT = "_.kept."
+# No other tag begins so: those of releases do with a letter or digit, of lists of referrers with 'sha256-'.
 
 
 def tag_of(path: str) -> str:
@@ -107,7 +103,7 @@ def tag_of(path: str) -> str:
 
 def path_of(tag: str) -> str | None:
     """The path of a file by its tag; "" if only its manifest tells; None if it is the tag of something else."""
-    if not tag.startswith("_") or tag.startswith(KEPT):
+    if not tag.startswith("_"):
         return None
     if tag.startswith("_-"):
         return ""
@@ -134,15 +130,6 @@ def file_manifest(path: str, digest: Digest, size: int, created: str) -> bytes:
             "annotations": {CREATED: created},
         }
     )
-
-
-def keeping_manifest(blobs: Mapping[Digest, int]) -> bytes:
-    """A manifest of nothing but blobs and their sizes, so that they count as used."""
-    layers = [
-        {"mediaType": "application/octet-stream", "digest": f"sha256:{digest}", "size": blobs[digest]}
-        for digest in sorted(blobs)
-    ]
-    return canonical_json({**_MANIFEST, "artifactType": "application/vnd.kartifacts.kept.v1", "layers": layers})
 
 
 def file_layer(manifest: bytes, where: str, path: str = "") -> Descriptor:

@@ -60,7 +60,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def bring(tree: Path, out: Path, **options: Any) -> list[Descriptor]:
-    return import_checksums(tree, out, library="foreign", version="1.0", **options)
+    return [bundle for bundle, _ in import_checksums(tree, out, library="foreign", version="1.0", **options)]
 
 
 def unpacked(out: Path, bundles: list[Descriptor]) -> dict[str, bytes]:

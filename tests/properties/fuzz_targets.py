@@ -45,7 +45,7 @@ from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.leases import TOMBSTONES, tombstones
 from kartifacts.publish.oci_index import reconciled
 from kartifacts.publish.provenance import opened
-from kartifacts.publish.referrers import read_referrer, referrers
+from kartifacts.publish.referrers import PROVENANCE, read_referrer, referrers
 from kartifacts.publish.repository import Repository
 from kartifacts.sources.directory import DirectorySource
 from kartifacts.trust import signed, signing
@@ -293,8 +293,8 @@ def read_said_of(data: bytes) -> None:
         return found.read(digest, size, what)
 
     with suppress(*DECODING):
-        read_referrer(data, "it")
-    list(referrers(data, "demo", "1.1", content))
+        read_referrer(PROVENANCE, data, "it")
+    list(referrers(PROVENANCE, data, "demo", "1.1", content))
 
 
 def read_index(data: bytes) -> None:
@@ -349,9 +349,9 @@ def targets() -> Mapping[str, Target]:
     index = repository.provenance(pin()).popitem()[1]
     said = [
         (repository.read(each.sha256, each.size, "it"), referrer)
-        for each, referrer in referrers(index, "demo", "1.1", repository.read)
+        for each, referrer in referrers(PROVENANCE, index, "demo", "1.1", repository.read)
     ]
-    documents = [repository.read(each.document.digest, each.document.size, "it") for _, each in said]
+    envelope, bill, materials = (repository.read(each.digest, each.size, "it") for each in said[0][1].layers)
     keys = [key for grant in small().keyring.libraries().values() for key in grant.keys]
     lock = encode(Lock(version=1, releases=[pin()], synced=[*small().seen.values()]))
     releases = (repository.blob(parse_digest(pin().sha256)).read_bytes(),)
@@ -363,7 +363,7 @@ def targets() -> Mapping[str, Target]:
         "frame": Target((packed,), lambda data: frames.decompress(data, len(table), what="it")),
         "listing": Target((table,), decode_listing),
         "lock": Target((lock,), decode_lock),
-        "materials": Target((encode(repository.materials(descriptor)),), decode_materials),
+        "materials": Target((materials,), decode_materials),
         "metadata": Target(tuple(metadata.values()), read_metadata),
         "keys": Target(((small().keyring.path / "keys.json").read_bytes(),), read_keyring, READING),
         "public-key": Target(_public_keys(), lambda data: read_public(str(file_of(data, "key")))),

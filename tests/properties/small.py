@@ -69,7 +69,8 @@ def _built(place: Path, version: str) -> Path:
     about: dict[str, str] = {"library": "demo", "family": "norm", "arch": "9.0a", "abi": "none"}
     listed = Content(path="checksums.txt", sha256=sha256(version.encode()), size=3)
     materials = Materials(version=1, kind="import", files=[listed], imported=imported, **about)  # type: ignore[arg-type]
-    make_release(out, "demo", version, [pack_bundle(inputs, out, toolchain={}, materials=materials, **about)])  # type: ignore[arg-type]
+    bundle = pack_bundle(inputs, out, toolchain={}, **about)  # type: ignore[arg-type]
+    make_release(out, "demo", version, [bundle], {bundle.digest: materials})
     return out
 
 

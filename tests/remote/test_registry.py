@@ -12,7 +12,7 @@ from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.digest import canonical_json, sha256
 from kartifacts.model.layout import check_path
 from kartifacts.model.manifest import MEDIA_INDEX, MEDIA_MANIFEST
-from kartifacts.remote.registry import KEPT, file_layer, file_manifest, manifest_type, parse_registry, path_of, tag_of
+from kartifacts.remote.registry import file_layer, file_manifest, manifest_type, parse_registry, path_of, tag_of
 
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 SEGMENT = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9._+-]{0,70}[A-Za-z0-9_+-])?", fullmatch=True)
@@ -71,7 +71,6 @@ def test_what_is_no_repository_is_refused(text: str) -> None:
 @given(PATHS, PATHS)
 def test_no_two_paths_have_one_tag(one: str, other: str) -> None:
     assert TAG.fullmatch(tag_of(one))
-    assert not tag_of(one).startswith(KEPT)
     assert (tag_of(one) == tag_of(other)) == (one == other)
     assert path_of(tag_of(one)) in (one, "")
     assert path_of(tag_of(one)) == one or len(one) > 60
@@ -83,7 +82,7 @@ def test_what_escapes_stand_for_is_not_mistaken(one: str) -> None:
     assert tag_of(one) not in {tag_of(other) for other in others}
 
 
-@pytest.mark.parametrize("tag", ["latest", "demo-1.0", "1.0", f"sha256-{'0' * 64}", f"{KEPT}0"])
+@pytest.mark.parametrize("tag", ["latest", "demo-1.0", "1.0", f"sha256-{'0' * 64}"])
 def test_tags_of_releases_and_lists_are_no_files(tag: str) -> None:
     assert path_of(tag) is None
 

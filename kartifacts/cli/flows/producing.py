@@ -75,7 +75,8 @@ def build(
         raise
     made_of = _materials(list(zip(specs, built.kernels, strict=True)), toolchains, settings, environment)
     bundles = _pack(out, library, made_of, settings, since or out)
-    made = make_release(out, library, version, bundles)
+    materials = {bundle.digest: of for bundle, (of, _) in zip(bundles, made_of, strict=True)}
+    made = make_release(out, library, version, bundles, materials)
     pin = _pinned(out, library, version, lock)
     return {
         **built.report,
@@ -130,7 +131,7 @@ def import_checksums(
 
     _check_since(since, library)
     with bar(settings, "importing", "B") as progress:
-        bundles = foreign.import_checksums(
+        imported = foreign.import_checksums(
             tree,
             out,
             library=library,
@@ -141,7 +142,8 @@ def import_checksums(
             jobs=settings.jobs,
             progress=progress,
         )
-    made = make_release(out, library, version, bundles)
+    bundles = [bundle for bundle, _ in imported]
+    made = make_release(out, library, version, bundles, {bundle.digest: materials for bundle, materials in imported})
     pin = _pinned(out, library, version, lock)
     return {"bundles": [_described(bundle) for bundle in bundles], "release": made.digest, "pin": pin}
 
@@ -303,7 +305,6 @@ def _pack(
             arch=materials.arch,
             abi=materials.abi,
             toolchain=materials.toolchain,
-            materials=materials,
             earlier=earlier(since, library, materials.arch, materials.abi),
             jobs=settings.jobs,
         )

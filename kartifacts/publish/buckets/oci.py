@@ -22,18 +22,16 @@ from kartifacts.model.digest import Digest, sha256, strict_json
 from kartifacts.model.layout import OCI_INDEX, check_path
 from kartifacts.model.manifest import MAX_INDEX, MAX_PACK, MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
 from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped, Unlisted
-from kartifacts.publish.buckets.oci_content import blob_digest, named, parts_of, subject_of, with_referrer, written_at
+from kartifacts.publish.buckets.oci_content import blob_digest, named, subject_of, with_referrer, written_at
 from kartifacts.publish.buckets.sent import Sent
 from kartifacts.publish.buckets.uploads import CHUNK, Uploads, check_digest, length_of
 from kartifacts.remote.addresses import Address, redirected
 from kartifacts.remote.registry import (
     EMPTY,
-    KEPT,
     MAX_FILE_MANIFEST,
     TITLE,
     file_layer,
     file_manifest,
-    keeping_manifest,
     manifest_type,
     parse_registry,
     path_of,
@@ -84,7 +82,6 @@ class OciBucket:
         self._retries = settings.retries
         self._settings = settings
         self._chunk = chunk
-        self._loose: dict[Digest, int] = {}  # blobs that were written, and that no manifest names yet
 
     def __repr__(self) -> str:
         return f"OciBucket({self.name!r})"
@@ -107,7 +104,6 @@ class OciBucket:
             kind = manifest_type(manifest)
             if kind is not None:
                 return self._put_image(path, digest, manifest, kind)
-            self._loose[digest] = size
             if self._is_there(self._registry.blob(digest), path, digest, size):
                 return "same"
             self._uploads.send(digest, file, size)
@@ -120,8 +116,6 @@ class OciBucket:
             self._put_referrer(manifest, about)  # also what is there: whoever sent it may not have come to list it
         elif not there:
             self._put_manifest(f"sha256:{digest}", manifest, kind)
-        for part in parts_of(manifest):
-            self._loose.pop(part, None)
         return "same" if there else "created"
 
     def _is_there(self, address: Address, path: str, digest: Digest, size: int) -> bool:
@@ -180,19 +174,9 @@ class OciBucket:
         found = self._file(path)
         if (found.mark if found is not None else "") != (before.mark if before is not None else ""):
             raise self._raced(path)
-        self._keep_loose()
         if path == OCI_INDEX:
             self._tag_images(content, before.content if before is not None else None)
         self._write_file(path, Sent(content))
-
-    def _keep_loose(self) -> None:
-        """Name what no manifest names, before anything else does: a registry throws such blobs away."""
-        loose = dict(self._loose)
-        if loose:
-            self._put_blob(Sent(EMPTY))
-            manifest = keeping_manifest(loose)
-            self._put_manifest(f"{KEPT}{sha256(manifest)[:32]}", manifest, MEDIA_MANIFEST)
-            self._loose.clear()
 
     def _tag_images(self, index: bytes, before: bytes | None) -> None:
         """Give what index.json names the same name here, as a tag: a registry lists nothing else."""

@@ -31,14 +31,6 @@ def named(index: bytes) -> list[tuple[str, Digest]]:
     return found
 
 
-def parts_of(manifest: bytes) -> set[Digest]:
-    """The blobs that a manifest names: its config and its layers."""
-    content = strict_json(manifest, what="a manifest")
-    layers = content.get("layers") if isinstance(content, dict) else None
-    parts = [content.get("config"), *(layers if isinstance(layers, list) else ())] if isinstance(content, dict) else []
-    return {parse_digest(str(part.get("digest")), what="a manifest") for part in parts if isinstance(part, dict)}
-
-
 def subject_of(manifest: bytes) -> Digest | None:
     """The digest of what a manifest refers to; None if it refers to nothing."""
     content = strict_json(manifest, what="a manifest")
