@@ -78,9 +78,7 @@ def listed_materials(current: bytes, pin: Pin, where: str) -> tuple[Digest, int]
         if _is_made_of(entry, pin):
             size = entry.get("size")
             if not isinstance(size, int) or size < 0:
-                raise VerificationError(
-                    f"{OCI_INDEX} of {where} is malformed: the size of the materials is {size!r:.50}"
-                )
+                raise VerificationError(f"{OCI_INDEX} of {where} is malformed: materials of {size!r:.50} bytes")
             return parse_digest(str(entry.get("digest")), what=f"{OCI_INDEX} of {where}"), size
     return None
 

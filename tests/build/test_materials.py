@@ -23,6 +23,7 @@ from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.manifest import Descriptor, encode
 from kartifacts.model.materials import Materials, decode_materials
+from kartifacts.publish.referrers import MATERIALS, by_bundle, index_of, refer
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository, check_materials
 from kartifacts.publish.verify import verify_repository
@@ -55,7 +56,14 @@ def only_bundle(repository: Path, version: str = "1.0") -> tuple[Descriptor, Mat
     shelf = Repository(repository)
     (pin,) = shelf.pins(version=version)
     (bundle,) = shelf.release(pin).manifests
-    return bundle, shelf.materials(bundle)
+    index = shelf.made_of(pin)
+    assert index is not None
+    (layer,) = by_bundle(MATERIALS, index, pin, [bundle], shelf.read)[bundle.sha256].layers
+    return bundle, shelf.materials(layer, "materials")
+
+
+def blobs(repository: Path) -> set[str]:
+    return {path.name for path in (repository / "blobs/sha256").iterdir()}
 
 
 def test_they_name_every_source_and_the_programs_that_compiled_it(build: Build, tmp_path: Path) -> None:
@@ -90,23 +98,39 @@ def test_they_are_the_same_wherever_and_however_often_it_is_built(build: Build, 
 
 
 def test_an_unchanged_bundle_of_a_later_release_shares_them(build: Build) -> None:
-    build("here", "1.0")
+    before = blobs(build("here", "1.0"))
     repository = build("here", "1.1")
-    (old, _), (new, _) = only_bundle(repository, "1.0"), only_bundle(repository, "1.1")
-    assert (old.digest, old.note("materials")) == (new.digest, new.note("materials"))
+    assert only_bundle(repository, "1.0") == only_bundle(repository, "1.1")
+    assert len(blobs(repository) - before) == 2  # the index of the release, and of what it was made of
 
 
 def test_a_changed_comment_is_in_them_although_the_bytes_are_the_same(build: Build, tmp_path: Path) -> None:
-    before, old = only_bundle(build("here"))
+    here = build("here")
+    _, old = only_bundle(here)
 
     def comment(root: Path) -> None:
         with (root / "norm/rmsnorm.h").open("a") as file:
             file.write("// said otherwise\n")
 
-    after, new = only_bundle(build("there", change=comment))
+    _, new = only_bundle(build("there", change=comment))
     changed = {file.path for file in new.files if file not in old.files}
     assert changed == {"norm/rmsnorm.h"}
-    assert before.note("materials") != after.note("materials")
+
+
+def test_a_release_is_the_same_whatever_compiled_the_same_bytes(build: Build) -> None:
+    """Its digest hangs on its kernels; of two builds into one directory the later one says what they were made of."""
+    repository = build("here")
+    (pin,), (bundle, materials) = Repository(repository).pins(), only_bundle(repository)
+    other = msgspec.structs.replace(materials, programs={**materials.programs, "compiler": "0" * 64})
+    for made_of in (other, materials):
+        make_release(repository, "kartifacts", "1.0", [bundle], {bundle.digest: made_of})
+        assert Repository(repository).pins() == [pin]
+        assert only_bundle(repository)[1] == made_of
+        verify_repository(repository).check("it")
+    before = (repository / "index.json").read_bytes()
+    make_release(repository, "kartifacts", "1.0", [bundle])  # who does not know leaves what is known
+    make_release(repository, "kartifacts", "1.0", [bundle], {bundle.digest: materials})
+    assert (repository / "index.json").read_bytes() == before
 
 
 def test_a_source_that_changed_after_it_was_compiled_is_not_written_down(
@@ -163,7 +187,7 @@ def test_an_import_says_which_lists_promised_its_files(tmp_path: Path) -> None:
 def test_missing_or_damaged_ones_are_found(build: Build) -> None:
     repository = build("here")
     blob = Repository(repository).blob(sha256(encode(only_bundle(repository)[1])))
-    assert any(each.digest == blob.name for each in verify_repository(repository).blobs)
+    assert blob.name not in {each.digest for each in verify_repository(repository).blobs}  # so it is not published
     data = bytearray(blob.read_bytes())
     blob.unlink()
     (fault,) = verify_repository(repository).faults
@@ -198,14 +222,37 @@ def test_those_of_other_kernels_are_refused(build: Build) -> None:
             check_materials(decode_materials(encode(wrong)), table, "it")
 
 
-def test_a_descriptor_with_malformed_ones_is_refused(build: Build) -> None:
+def test_an_index_of_them_that_does_not_hold_is_refused(build: Build) -> None:
+    """Whatever leads to them, what it says is looked at, and all of it is about the bundles of the release, once."""
     repository = build("here")
-    bundle, _ = only_bundle(repository)
-    good = "sha256:" + "0" * 64
-    for digest, size in [
-        ("", "5"), (good, ""), ("sha256:0", "5"), (good, "-1"), (good, "9" * 400), (good, "99999999999"), (good, "٣")
-    ]:  # fmt: skip
-        notes = {"dev.kartifacts.materials": digest, "dev.kartifacts.materials-size": size}
-        wrong = msgspec.structs.replace(bundle, annotations={**bundle.annotations, **notes})
-        with pytest.raises(VerificationError, match="materials"):
-            make_release(repository, "kartifacts", "2.0", [wrong])
+    shelf, listed = Repository(repository), repository / "index.json"
+    (pin,), (bundle, materials) = shelf.pins(), only_bundle(repository)
+    before = json.loads(listed.read_bytes())
+    (entry,) = (each for each in before["manifests"] if "dev.kartifacts.materials-of" in each["annotations"])
+    made = refer(MATERIALS, bundle, [encode(materials)])
+    foreign = refer(MATERIALS, msgspec.structs.replace(bundle, digest="sha256:" + "ab" * 32), [encode(materials)])
+    stranger = refer(MATERIALS, bundle, [encode(msgspec.structs.replace(materials, arch="9.0a"))])
+
+    def complaint(**changed: Any) -> str:
+        others = [each for each in before["manifests"] if each != entry]
+        listed.write_text(json.dumps({**before, "manifests": [*others, {**entry, **changed}]}))
+        return " ".join(map(str, verify_repository(repository).faults))
+
+    def with_index(index: bytes) -> str:
+        shelf.blob(sha256(index)).write_bytes(index)
+        return complaint(digest=f"sha256:{sha256(index)}", size=len(index))
+
+    assert complaint() == ""
+    for digest in ("", "sha256:0", "sha256:" + "0" * 64, None, 7):
+        assert "materials of kartifacts 1.0" in complaint(digest=digest)
+    for size in ("5", -1, None, entry["size"] + 1, 9 << 40):
+        assert "materials of kartifacts 1.0" in complaint(size=size)
+    for each in (foreign, stranger):
+        for digest, content in each.blobs:
+            shelf.blob(digest).write_bytes(content)
+    assert with_index(index_of(MATERIALS, "kartifacts", "1.0", [made])) == ""
+    assert "it says" in with_index(index_of(MATERIALS, "kartifacts", "2.0", [made]))
+    assert "twice" in with_index(index_of(MATERIALS, "kartifacts", "1.0", [made, made]))
+    assert "another release" in with_index(index_of(MATERIALS, "kartifacts", "1.0", [made, foreign]))
+    assert "those of" in with_index(index_of(MATERIALS, "kartifacts", "1.0", [stranger]))
+    assert "malformed" in with_index(b"{}")

@@ -21,7 +21,7 @@ from kartifacts.model.layout import blob_path
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
-from kartifacts.publish.referrers import MEDIA_SBOM, index_of, refer
+from kartifacts.publish.referrers import PROVENANCE, index_of, refer
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
 from kartifacts.sources.directory import DirectorySource
@@ -51,11 +51,11 @@ class Origin:
         )
         bucket = DirectoryBucket(self.path)
         said = [
-            refer(bundle, MEDIA_SBOM, b'{"about": "%s"}' % bundle.digest.encode())
+            refer(PROVENANCE, bundle, [b'{"%d": "%s"}' % (number, bundle.digest.encode()) for number in range(3)])
             for pin in Repository(made).pins(library, version)
             for bundle in Repository(made).release(pin).manifests
         ]
-        index = index_of(library, version, said)
+        index = index_of(PROVENANCE, library, version, said)
         for digest, blob in [*(each for one in said for each in one.blobs), (sha256(index), index)]:
             bucket.put_if_absent(blob_path(digest), blob)
         extra = {f"{library}/{version}/provenance.json": index}

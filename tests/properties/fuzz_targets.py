@@ -375,7 +375,7 @@ def targets() -> Mapping[str, Target]:
         "mirror": Target(
             (encode_filter(Filter(libraries=("demo",), archs=("9.0a",))),), lambda data: decode_filter(data, what="it")
         ),
-        "envelope": Target(tuple(documents), lambda data: opened(data, keys, 1, what="it")),
+        "envelope": Target((envelope,), lambda data: opened(data, keys, 1, what="it")),
         "said": Target((index, *(data for data, _ in said)), read_said_of),
         "oci-index": Target(((path / "index.json").read_bytes(),), read_index),
         "names": Target(tuple(metadata.values()), read_names, READING),

@@ -20,10 +20,11 @@ from kartifacts.cli import flows
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.digest import canonical_json, sha256
 from kartifacts.model.layout import target_path
-from kartifacts.model.manifest import Descriptor, Pin
+from kartifacts.model.manifest import Descriptor, Pin, encode
+from kartifacts.model.materials import Materials
 from kartifacts.publish.attestations import Believed, Origin, check_release, index_of, read_keys
 from kartifacts.publish.provenance import Attested, attest, attestable, opened, sealed, statement_of
-from kartifacts.publish.referrers import MEDIA_PROVENANCE, Made, read_referrer, read_said, refer
+from kartifacts.publish.referrers import MATERIALS, PROVENANCE, Made, by_bundle, read_referrer, read_said, refer
 from kartifacts.publish.referrers import index_of as indexed
 from kartifacts.publish.repository import Repository
 from kartifacts.publish.verify import verify_repository
@@ -82,19 +83,32 @@ def bundles_of(repository: Repository, pin: Pin) -> list[Descriptor]:
     return repository.release(pin).manifests
 
 
-def made_of(repository: Repository, attested: Attested) -> list[Made]:
+def materials_of(repository: Repository, pin: Pin) -> dict[str, Materials]:
+    """What the bundles were made of, by the digests in their descriptors."""
+    index = repository.made_of(pin)
+    assert index is not None
+    found = by_bundle(MATERIALS, index, pin, bundles_of(repository, pin), repository.read)
+    return {f"sha256:{digest}": repository.materials(each.layers[0], "it") for digest, each in found.items()}
+
+
+def made_of(attested: Attested) -> list[Made]:
     """The referrers of an attestation, taken apart again so that a test can leave one out or put in another."""
     blobs = dict(attested.blobs)
     made = []
-    for descriptor in read_said(attested.index, "kartifacts", "1.0"):
-        referrer = read_referrer(blobs[descriptor.sha256], "it")
-        digests = (referrer.config.sha256, referrer.document.sha256, descriptor.sha256)
+    for descriptor in read_said(PROVENANCE, attested.index, "kartifacts", "1.0"):
+        referrer = read_referrer(PROVENANCE, blobs[descriptor.sha256], "it")
+        digests = (referrer.config.sha256, *(layer.sha256 for layer in referrer.layers), descriptor.sha256)
         made.append(Made(descriptor, tuple((digest, blobs[digest]) for digest in digests)))
     return made
 
 
+def documents(made: Made) -> list[bytes]:
+    """Envelope, SBOM and materials."""
+    return [content for _, content in made.blobs[1:4]]
+
+
 def joined(pin: Pin, made: Sequence[Made]) -> Attested:
-    index = indexed(pin.library, pin.version, made)
+    index = indexed(PROVENANCE, pin.library, pin.version, made)
     blobs = {digest: content for each in made for digest, content in each.blobs}
     return Attested((*blobs.items(), (sha256(index), index)), index)
 
@@ -117,10 +131,9 @@ def test_every_bundle_is_proved_to_come_from_its_builder(
 def test_a_statement_says_what_in_toto_and_slsa_ask_for(repository: Repository, pin: Pin, signer: CryptoSigner) -> None:
     attested = attest(repository, pin, [signer], builder_id=BUILDER)
     bundle = bundles_of(repository, pin)[0]
-    for made in made_of(repository, attested):
-        referrer = read_referrer(made.blobs[2][1], "it")
-        if referrer.artifact_type == MEDIA_PROVENANCE and referrer.subject.digest == bundle.digest:
-            envelope = json.loads(made.blobs[1][1])
+    made = made_of(attested)[0]
+    assert read_referrer(PROVENANCE, made.blobs[-1][1], "it").subject.digest == bundle.digest
+    envelope = json.loads(documents(made)[0])
     statement = json.loads(base64.b64decode(envelope["payload"]))
     assert envelope["payloadType"] == "application/vnd.in-toto+json"
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
@@ -131,12 +144,27 @@ def test_a_statement_says_what_in_toto_and_slsa_ask_for(repository: Repository, 
     definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
     assert definition["externalParameters"]["archs"] == ["cpu:x86-64-v2"]
     assert definition["externalParameters"]["ops"]["norm/rmsnorm"]["flags"]
-    materials = repository.materials(bundle)
+    materials = materials_of(repository, pin)[bundle.digest]
     digests = {each["digest"]["sha256"] for each in definition["resolvedDependencies"]}
     assert digests == {file.sha256 for file in materials.files} | set(materials.programs.values())
     assert definition["internalParameters"]["toolchain"] == materials.toolchain
     assert run["builder"] == {"id": BUILDER}
-    assert bundle.note("materials").removeprefix("sha256:") in {each["digest"]["sha256"] for each in run["byproducts"]}
+    assert {each["name"]: each["digest"]["sha256"] for each in run["byproducts"]} == {
+        "SBOM": sha256(documents(made)[1]),
+        "materials": sha256(encode(materials)),
+    }
+    assert documents(made)[2] == encode(materials)
+
+
+def test_a_bundle_has_one_short_entry(repository: Repository, pin: Pin, signer: CryptoSigner) -> None:
+    """The whole index is sent anew when one bundle of many changes, as is that of the release."""
+    said = json.loads(attest(repository, pin, [signer]).index)["manifests"]
+    assert len(said) == len(bundles_of(repository, pin))
+    for entry in said:
+        assert set(entry) == {"mediaType", "digest", "size"}
+        assert len(canonical_json(entry)) < 165
+    for bundle in bundles_of(repository, pin):
+        assert set(bundle.annotations) == {f"dev.kartifacts.{name}" for name in ("family", "arch", "abi")}
 
 
 def test_an_unchanged_bundle_has_the_same_envelope_in_a_later_release(
@@ -144,7 +172,7 @@ def test_an_unchanged_bundle_has_the_same_envelope_in_a_later_release(
 ) -> None:
     from kartifacts.publish.release import make_release
 
-    make_release(repository.path, "kartifacts", "1.1", bundles_of(repository, pin))
+    make_release(repository.path, "kartifacts", "1.1", bundles_of(repository, pin), materials_of(repository, pin))
     later = repository.pins(version="1.1")[0]
     first, second = attest(repository, pin, [signer]), attest(repository, later, [signer])
     assert first.index != second.index
@@ -222,35 +250,67 @@ def test_one_key_under_two_ids_counts_once() -> None:
 def test_a_missing_a_foreign_or_a_second_statement_is_refused(
     repository: Repository, pin: Pin, signer: CryptoSigner
 ) -> None:
-    made = made_of(repository, attest(repository, pin, [signer]))
+    made = made_of(attest(repository, pin, [signer]))
     bundles = bundles_of(repository, pin)
     names = [f"bundle norm for {bundle.note('arch')}" for bundle in bundles]
     for number in range(len(made)):
         put(repository, pin, joined(pin, [*made[:number], *made[number + 1 :]]))
-        with pytest.raises(VerificationError, match=names[number // 2]):
+        with pytest.raises(VerificationError, match=f"{names[number]}.* has no provenance"):
             check(repository, pin, believed(signer))
     put(repository, pin, joined(pin, [*made, made[0]]))
-    with pytest.raises(VerificationError, match=f"{names[0]}.*two documents"):
+    with pytest.raises(VerificationError, match=f"{names[0]}.*provenance twice"):
         check(repository, pin, believed(signer))
     other = msgspec.structs.replace(bundles[0], digest="sha256:" + "ab" * 32)
-    put(repository, pin, joined(pin, [*made, refer(other, MEDIA_PROVENANCE, made[1].blobs[1][1])]))
+    put(repository, pin, joined(pin, [*made, refer(PROVENANCE, other, documents(made[1]))]))
     with pytest.raises(VerificationError, match="another release: sha256:abab"):
         check(repository, pin, believed(signer))
     put(repository, pin, Attested((), b"{}"))
     with pytest.raises(VerificationError):
         check(repository, pin, believed(signer))
-    put(repository, pin, Attested((), indexed("kartifacts", "2.0", made)))
+    put(repository, pin, Attested((), indexed(PROVENANCE, "kartifacts", "2.0", made)))
     with pytest.raises(VerificationError, match="it says"):
         check(repository, pin, believed(signer))
 
 
 def test_the_envelope_of_another_bundle_is_refused(repository: Repository, pin: Pin, signer: CryptoSigner) -> None:
-    made = made_of(repository, attest(repository, pin, [signer]))
+    made = made_of(attest(repository, pin, [signer]))
     bundles = bundles_of(repository, pin)
-    swapped = [made[0], refer(bundles[0], MEDIA_PROVENANCE, made[3].blobs[1][1]), *made[2:]]
-    put(repository, pin, joined(pin, swapped))
-    with pytest.raises(VerificationError, match=r"bundle norm for cpu:x86-64-v2.*externalParameters\.archs"):
+    for number, complaint in enumerate((r"externalParameters\.archs", "SBOM", "SBOM")):
+        swapped = documents(made[0])
+        swapped[number] = documents(made[1])[number]
+        put(repository, pin, joined(pin, [refer(PROVENANCE, bundles[0], swapped), made[1]]))
+        with pytest.raises(VerificationError, match=f"bundle norm for cpu:x86-64-v2.*{complaint}|{complaint}.*v2"):
+            check(repository, pin, believed(signer))
+    put(repository, pin, joined(pin, [refer(PROVENANCE, bundles[0], documents(made[1])), made[1]]))
+    with pytest.raises(VerificationError, match=r"SBOM of bundle norm for cpu:x86-64-v2"):
         check(repository, pin, believed(signer))
+    assert "materials of bundle norm for cpu:x86-64-v2" in str(verify_repository(repository.path).faults)
+
+
+def test_documents_of_other_kinds_or_in_another_order_are_refused(
+    repository: Repository, pin: Pin, signer: CryptoSigner
+) -> None:
+    made = made_of(attest(repository, pin, [signer]))
+    (descriptor, blobs), rest = made[0], made[1:]
+    manifest = json.loads(blobs[-1][1])
+    layers = manifest["layers"]
+    for changed in (
+        {"layers": layers[:2]},
+        {"layers": [*layers, layers[0]]},
+        {"layers": layers[::-1]},
+        {"layers": [{**layers[0], "size": 1 << 30}, *layers[1:]]},
+        {"layers": []},
+        {"artifactType": "application/spdx+json"},
+        {"artifactType": "application/vnd.kartifacts.materials.v1+json"},
+        {"config": layers[0]},
+        {"subject": layers[0]},
+        {"mediaType": "application/vnd.oci.image.index.v1+json"},
+    ):
+        content = canonical_json({**manifest, **changed})
+        named = msgspec.structs.replace(descriptor, digest=f"sha256:{sha256(content)}", size=len(content))
+        put(repository, pin, joined(pin, [Made(named, (*blobs[:-1], (sha256(content), content))), *rest]))
+        with pytest.raises(VerificationError, match="provenance 0 of kartifacts"):
+            check(repository, pin, believed(signer))
 
 
 @pytest.mark.parametrize(
@@ -271,13 +331,15 @@ def test_the_envelope_of_another_bundle_is_refused(repository: Repository, pin: 
 def test_a_statement_that_is_signed_but_not_true_is_refused(
     change: Callable[[Any], object], repository: Repository, pin: Pin, signer: CryptoSigner
 ) -> None:
-    made = made_of(repository, attest(repository, pin, [signer]))
+    made = made_of(attest(repository, pin, [signer]))
     bundle = bundles_of(repository, pin)[0]
-    statement = statement_of(bundle, repository.materials(bundle), made[0].blobs[1][0], BUILDER)
+    _, bill, content = documents(made[0])
+    materials = materials_of(repository, pin)[bundle.digest]
+    statement = statement_of(bundle, materials, sha256(content), sha256(bill), BUILDER)
     statement = json.loads(canonical_json(statement))
     change(statement)
-    lie = refer(bundle, MEDIA_PROVENANCE, sealed(canonical_json(statement), [signer]))
-    put(repository, pin, joined(pin, [made[0], lie, *made[2:]]))
+    lie = refer(PROVENANCE, bundle, [sealed(canonical_json(statement), [signer]), bill, content])
+    put(repository, pin, joined(pin, [lie, *made[1:]]))
     with pytest.raises(VerificationError, match="bundle norm for cpu:x86-64-v2"):
         check(repository, pin, believed(signer))
 
@@ -368,8 +430,8 @@ def test_no_bit_of_an_envelope_can_be_flipped() -> None:
 def test_parsers_raise_nothing_else(data: bytes) -> None:
     readers: list[Callable[[], object]] = [
         lambda: opened(data, [_SIGNER.public_key], 1, what="it"),
-        lambda: read_said(data, "a", "1"),
-        lambda: read_referrer(data, "it"),
+        lambda: read_said(PROVENANCE, data, "a", "1"),
+        lambda: read_referrer(MATERIALS, data, "it"),
     ]
     for read in readers:
         with pytest.raises(VerificationError):
