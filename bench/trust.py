@@ -27,7 +27,11 @@ from datetime import datetime, timezone
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kartifacts.model.manifest import Descriptor
+    from kartifacts.model.materials import Materials
 
 STORES = Path(__file__).parent.parent / "ci" / "stores"
 LIBRARY = "bench"
@@ -106,7 +110,7 @@ def make(work: Path, kernels: int, bundles: int, flat: int) -> None:
     done.touch()
 
 
-def bundle(out: Path, number: int, kernels: int, version: str) -> object:
+def bundle(out: Path, number: int, kernels: int, version: str) -> tuple[Descriptor, Materials]:
     """One bundle of kernels of 1 to 2 KB that are half alike, and the materials that it was made of."""
     from kartifacts.build.blocks import PackInput
     from kartifacts.build.pack import pack_bundle
@@ -127,13 +131,14 @@ def bundle(out: Path, number: int, kernels: int, version: str) -> object:
             imported.append(Content(path=uri, sha256=sha256(content), size=len(content)))
         listed = Content(path="checksums.txt", sha256=sha256(version.encode()), size=100 * kernels)
         materials = Materials(version=1, kind="import", files=[listed], imported=imported, **about)
-        return pack_bundle(inputs, out, toolchain={}, materials=materials, level=3, **about)
+        return pack_bundle(inputs, out, toolchain={}, level=3, **about), materials
 
 
-def release(out: Path, version: str, bundles: Sequence[object]) -> None:
+def release(out: Path, version: str, bundles: Sequence[tuple[Descriptor, Materials]]) -> None:
     from kartifacts.publish.release import make_release
 
-    make_release(out, LIBRARY, version, bundles)
+    materials = {descriptor.digest: made_of for descriptor, made_of in bundles}
+    make_release(out, LIBRARY, version, [descriptor for descriptor, _ in bundles], materials)
 
 
 def make_flat(place: Path, count: int) -> None:

@@ -226,7 +226,7 @@ def test_an_index_of_them_that_does_not_hold_is_refused(build: Build) -> None:
     """Whatever leads to them, what it says is looked at, and all of it is about the bundles of the release, once."""
     repository = build("here")
     shelf, listed = Repository(repository), repository / "index.json"
-    (pin,), (bundle, materials) = shelf.pins(), only_bundle(repository)
+    bundle, materials = only_bundle(repository)
     before = json.loads(listed.read_bytes())
     (entry,) = (each for each in before["manifests"] if "dev.kartifacts.materials-of" in each["annotations"])
     made = refer(MATERIALS, bundle, [encode(materials)])

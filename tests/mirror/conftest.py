@@ -16,12 +16,11 @@ from kartifacts.mirror.contents import Contents
 from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.promote import Promotion
 from kartifacts.mirror.pull import Trust, pull
-from kartifacts.model.digest import sha256
-from kartifacts.model.layout import blob_path
+from kartifacts.model.manifest import Descriptor
+from kartifacts.model.materials import Content, Materials
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.protocol import publish
-from kartifacts.publish.referrers import PROVENANCE, index_of, refer
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
 from kartifacts.sources.directory import DirectorySource
@@ -30,6 +29,14 @@ from kartifacts.trust.keyring import Keyring
 from tests.publish.conftest import CutBucket, make_bundle, make_repository, snapshot
 
 __all__ = ["CutBucket", "make_bundle", "make_repository", "snapshot"]
+
+
+def materials_of(shelf: Repository, bundle: Descriptor) -> Materials:
+    """As if what is in a bundle had been imported."""
+    table = shelf.table(shelf.bundle(bundle), "table")
+    imported = [Content(path=kernel.uri, sha256=kernel.sha256, size=kernel.size) for kernel in table.kernels]
+    about = {name: getattr(table, name) for name in ("library", "family", "arch", "abi")}
+    return Materials(version=1, kind="import", files=[], imported=imported, **about)
 
 
 @dataclass
@@ -49,17 +56,12 @@ class Origin:
             content=content,
             library=library,
         )
+        shelf = Repository(made)
+        (pin,) = shelf.pins(library, version)
+        bundles = shelf.release(pin).manifests
+        make_release(made, library, version, bundles, {each.digest: materials_of(shelf, each) for each in bundles})
         bucket = DirectoryBucket(self.path)
-        said = [
-            refer(PROVENANCE, bundle, [b'{"%d": "%s"}' % (number, bundle.digest.encode()) for number in range(3)])
-            for pin in Repository(made).pins(library, version)
-            for bundle in Repository(made).release(pin).manifests
-        ]
-        index = index_of(PROVENANCE, library, version, said)
-        for digest, blob in [*(each for one in said for each in one.blobs), (sha256(index), index)]:
-            bucket.put_if_absent(blob_path(digest), blob)
-        extra = {f"{library}/{version}/provenance.json": index}
-        publish(made, bucket, keyring=self.keyring, channels=channels, extra_targets=extra)
+        publish(made, bucket, keyring=self.keyring, channels=channels, builder_id="https://ci.example/builders/7")
 
     @property
     def source(self) -> DirectorySource:

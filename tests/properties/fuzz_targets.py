@@ -351,7 +351,7 @@ def targets() -> Mapping[str, Target]:
         (repository.read(each.sha256, each.size, "it"), referrer)
         for each, referrer in referrers(PROVENANCE, index, "demo", "1.1", repository.read)
     ]
-    envelope, bill, materials = (repository.read(each.digest, each.size, "it") for each in said[0][1].layers)
+    envelope, _, materials = (repository.read(each.digest, each.size, "it") for each in said[0][1].layers)
     keys = [key for grant in small().keyring.libraries().values() for key in grant.keys]
     lock = encode(Lock(version=1, releases=[pin()], synced=[*small().seen.values()]))
     releases = (repository.blob(parse_digest(pin().sha256)).read_bytes(),)
