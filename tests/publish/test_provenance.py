@@ -294,7 +294,7 @@ def test_documents_of_other_kinds_or_in_another_order_are_refused(
     (descriptor, blobs), rest = made[0], made[1:]
     manifest = json.loads(blobs[-1][1])
     layers = manifest["layers"]
-    for changed in (
+    wrong: tuple[dict[str, Any], ...] = (
         {"layers": layers[:2]},
         {"layers": [*layers, layers[0]]},
         {"layers": layers[::-1]},
@@ -305,7 +305,8 @@ def test_documents_of_other_kinds_or_in_another_order_are_refused(
         {"config": layers[0]},
         {"subject": layers[0]},
         {"mediaType": "application/vnd.oci.image.index.v1+json"},
-    ):
+    )
+    for changed in wrong:
         content = canonical_json({**manifest, **changed})
         named = msgspec.structs.replace(descriptor, digest=f"sha256:{sha256(content)}", size=len(content))
         put(repository, pin, joined(pin, [Made(named, (*blobs[:-1], (sha256(content), content))), *rest]))
