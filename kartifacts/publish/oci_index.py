@@ -138,7 +138,7 @@ def _is_made_of(entry: Entry, pin: Pin) -> bool:
 
 
 def ref_name(pin: Pin) -> str:
-    """The name of a release for tools that know only OCI; no two have the same, nor one with what is behind those of referrers.
+    """The name of a release for tools that know only OCI; no two have the same, and no index of referrers has it.
 
     It is ``<library>-<version>`` with ``_`` for ``+`` where that can be read back, and else has a digest behind ``--``.
     """

@@ -87,18 +87,31 @@ def test_no_two_releases_share_a_name_or_a_tag() -> None:
     """Neither with another library's, nor with what is said about one, nor with what else a registry holds."""
     words = [w for n in (1, 2, 3, 4) for w in map("".join, product("a1._+-", repeat=n)) if is_name(w)]
     pairs = list(product(words[:60], words))
-    odd = ["1.0", "1.0.provenance", "1.0-provenance", "1.0.provenance.provenance", "1--2", "v-2026-11-30-1-2"]
+    odd = [
+        "1.0",
+        "1.0.provenance",
+        "1.0-provenance",
+        "1.0.provenance.provenance",
+        "1.0.materials",
+        "1--2",
+        "v-2026-11-30-1-2",
+    ]
     odd += ["2026-11-30", "11-30", "9" * 128, "9" * 127 + "8", "a" * 64]
     pairs += product(["a", "a-2026", "a-1.0", "sha256", "sha512-a", "x" * 128, "x" * 127 + "y", "a-v"], odd)
-    for library, version in list(pairs[-88:]):
+    for library, version in list(pairs[-96:]):
         hashed = ref_name(Pin(library=library, version=version, sha256="0" * 64, size=1))
-        pairs += [("a", hashed), tuple(hashed.split("-", 1)), ("a", hashed + ".provenance")]
+        pairs += [
+            ("a", hashed),
+            tuple(hashed.split("-", 1)),
+            ("a", hashed + ".provenance"),
+            ("a", hashed + ".materials"),
+        ]
     names: dict[str, tuple[str, str]] = {}
     for pair in dict.fromkeys(pairs):
         if not all(map(is_name, pair)):
             continue
         name = ref_name(Pin(library=pair[0], version=pair[1], sha256="0" * 64, size=1))
-        for each in (name, f"{name}.provenance"):
+        for each in (name, f"{name}.provenance", f"{name}.materials"):
             assert names.setdefault(each, pair) == pair, each
             assert TAG.fullmatch(each)
             assert len(each) <= 128
