@@ -245,7 +245,7 @@ def two(make_release: MakeRelease) -> Callable[..., Released]:
 
     def make(ours: list[Content], others: list[Content]) -> Released:
         mine = make_release(*ours, name="ours") if ours else None
-        theirs = make_release(*others, name="others")
+        theirs = make_release(*others, name="others beside ours" if ours else "others")
         if mine is not None:
             shutil.copytree(theirs.path, mine.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("index.json"))
             add_pins(mine.lock_file, theirs.lock.releases)
