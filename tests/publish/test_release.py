@@ -100,7 +100,8 @@ def test_no_two_releases_share_a_name_or_a_tag() -> None:
     pairs += product(["a", "a-2026", "a-1.0", "sha256", "sha512-a", "x" * 128, "x" * 127 + "y", "a-v"], odd)
     for library, version in list(pairs[-96:]):
         hashed = ref_name(Pin(library=library, version=version, sha256="0" * 64, size=1))
-        pairs += [("a", hashed), tuple(hashed.split("-", 1)), ("a", hashed + ".provenance")]
+        first, _, rest = hashed.partition("-")
+        pairs += [("a", hashed), (first, rest), ("a", hashed + ".provenance")]
         pairs.append(("a", hashed + ".materials"))
     names: dict[str, tuple[str, str]] = {}
     for pair in dict.fromkeys(pairs):

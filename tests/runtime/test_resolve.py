@@ -172,7 +172,10 @@ def test_explain_shows_what_mirrors_would_be_asked_for_whatever_metadata_is_here
     made = make_release(norm("cpu:x86-64-v2"), norm("cpu:x86-64"))
     with Mirror(made.path) as mirror:
         settings: dict[str, Any] = {"lock": made.lock_file, "mirrors": f"{mirror.url} https://127.0.0.1:9"}
-        ask = lambda: machine.registry(**settings).explain("norm/rmsnorm", device="cpu", dtype="float32")  # noqa: E731
+
+        def ask() -> list[Any]:
+            return machine.registry(**settings).explain("norm/rmsnorm", device="cpu", dtype="float32")
+
         if before == "the kernel's table":
             ask()
             machine.cli("fetch", "--ops", "none/none", lock=made.lock_file, mirrors=mirror.url)
