@@ -45,7 +45,7 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 def _count(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\d{1,9}", text.strip()) or not low <= int(text) <= high:
+        if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or not low <= int(text) <= high:
             raise ValueError(f"expected a whole number from {low} to {high}")
         return int(text)
 
@@ -54,7 +54,7 @@ def _count(low: int, high: int) -> Callable[[str], int]:
 
 def _seconds(text: str) -> float:
     try:
-        value = float(text)
+        value = float(text if text.isascii() else "")
     except ValueError:
         raise ValueError("expected a number of seconds") from None
     if not 0 < value <= 86_400:
@@ -127,7 +127,7 @@ def _is_host(name: str) -> bool:
 
 
 def _redacted(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//***@", url).partition("?")[0]
+    return re.split("[?#]", re.sub(r"//[^/]*@", "//***@", url))[0]
 
 
 def _words(text: str) -> str:
@@ -206,6 +206,14 @@ class Settings:
     netrc: Path | None = None
     container_logins: tuple[Path, ...] = ()  # where docker, podman and skopeo keep what they log in with
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # field → where its value came from
+
+    def check_online(self, what: str) -> None:
+        """Raise `ConfigError` if no socket may be opened; `what` is what needs one."""
+        if self.offline:
+            raise ConfigError(
+                f"{what} needs a socket, and KARTIFACTS_OFFLINE is set",
+                hint="offline too, directories are read and written, and keys in files sign",
+            )
 
     def shown(self) -> dict[str, tuple[str, str]]:
         """Each setting as text, credentials removed, with where it came from."""

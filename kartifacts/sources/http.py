@@ -33,8 +33,7 @@ class HttpSource:
     installed = False
 
     def __init__(self, url: str, settings: Settings) -> None:
-        if settings.offline:
-            raise ConfigError(f"the mirror {shown(url)} was to be opened although KARTIFACTS_OFFLINE is set")
+        settings.check_online(f"the mirror {shown(url)}")
         try:
             self._address = parse(url.rstrip("/"))
             if "?" in self._address.target:

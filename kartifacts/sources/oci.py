@@ -38,8 +38,7 @@ class OciSource:
     installed = False
 
     def __init__(self, url: str, settings: Settings) -> None:
-        if settings.offline:
-            raise ConfigError(f"the mirror {shown(url)} was to be opened although KARTIFACTS_OFFLINE is set")
+        settings.check_online(f"the mirror {shown(url)}")
         self._registry = parse_registry(url)
         if "?" in url:
             raise ConfigError(f"not a mirror's URL: {shown(url)!r}: options are for those who publish")

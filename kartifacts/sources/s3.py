@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, SourceError
+from kartifacts.errors import SourceError
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import blob_path, check_path
 from kartifacts.remote import s3
@@ -38,8 +38,7 @@ class S3Source:
     def __init__(self, url: str, settings: Settings) -> None:
         self._place = s3.place(url)
         self.name = self._place.name
-        if settings.offline:
-            raise ConfigError(f"the mirror {self.name} was to be opened although KARTIFACTS_OFFLINE is set")
+        settings.check_online(f"the mirror {self.name}")
         self._settings = settings
         self.breaker = Breaker(self.name, tries=1 + settings.retries, grace=min(GRACE, settings.connect_timeout))
 

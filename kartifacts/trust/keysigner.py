@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.exceptions import UnsupportedLibraryError
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, GPGSigner, Key, Signer, SSlibKey
 
+from kartifacts import config
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.files.reading import open_regular, read_regular
 from kartifacts.model.digest import strict_json
@@ -26,7 +27,8 @@ from kartifacts.model.digest import strict_json
 Secret = Callable[[str], str]
 """Gives the passphrase or PIN of what it is told the name of."""
 
-SCHEMES = ("file2", "awskms", "gcpkms", "azurekms", "hv", "hsm", "gnupg")
+_SERVICES = ("awskms", "gcpkms", "azurekms", "hv")
+SCHEMES = ("file2", *_SERVICES, "hsm", "gnupg")
 _MAX_PEM = 1 << 16  # bytes
 
 
@@ -37,11 +39,13 @@ def open_signer(uri: str, key: Key, *, directory: Path, secret: Secret | None = 
         directory: where relative file names begin.
 
     Raises:
-        ConfigError: the URI, the file or the passphrase is wrong, or a library is missing.
+        ConfigError: the URI, the file or the passphrase is wrong, a library is missing, or no socket may be opened.
     """
     scheme = check_uri(uri)
     if scheme == "file2":
         return _from_file(directory / uri.removeprefix("file2:"), key, secret)
+    if scheme in _SERVICES:
+        config.read().check_online(f"the signer {uri!r}")
     try:
         return Signer.from_priv_key_uri(uri, key, secret or _nobody)
     except ConfigError:  # of who was asked for a secret

@@ -131,8 +131,6 @@ def _open(text: str, settings: Settings) -> Source:
     mirrors = read({}, {"mirrors": text}).mirrors
     if len(mirrors) != 1:
         raise ConfigError(f"one source is mirrored at a time, got {len(mirrors)}")
-    if settings.offline:
-        raise ConfigError("KARTIFACTS_OFFLINE is set, so only a directory can be mirrored")
     return open_mirror(mirrors[0], settings)
 
 

@@ -145,7 +145,8 @@ def open_bucket(text: str, settings: Settings, *, single_writer: bool = False) -
             conditional writes will do.
 
     Raises:
-        ConfigError: the scheme is unknown, the rest is malformed, or what is needed for it is not installed.
+        ConfigError: the scheme is unknown, the rest is malformed, what is needed for it is not installed, or it needs
+            a socket and none may be opened.
     """
     directory = directory_in(text)
     if directory is not None:
@@ -153,6 +154,8 @@ def open_bucket(text: str, settings: Settings, *, single_writer: bool = False) -
 
         return DirectoryBucket(directory)
     scheme = text.partition(":")[0]
+    if scheme in ("s3", "http", "https", "oci", "oci+http"):
+        settings.check_online(shown(text))
     if scheme == "s3":
         from kartifacts.publish.buckets.s3 import S3Bucket
 
