@@ -46,7 +46,7 @@ def jobs(
         max_jobs: MAX_JOBS of the environment.
         setting: our own setting, which goes first.
     """
-    if max_jobs and not re.fullmatch(r"[1-9]\d{0,3}", max_jobs.strip()):
+    if max_jobs and not re.fullmatch(r"[1-9][0-9]{0,3}", max_jobs.strip()):
         raise ConfigError(f"MAX_JOBS={max_jobs!r}: expected a whole number from 1 to 9999")
     if setting is not None:
         return Jobs(setting, "setting jobs")

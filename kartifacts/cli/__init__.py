@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from kartifacts import __version__
-from kartifacts.errors import ConfigError, KartifactsError, Refusal
+from kartifacts.errors import ConfigError, KartifactsError, Refusal, printable
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +60,22 @@ class _Lazy(click.Group):
         return found
 
 
+class _Printable(logging.Formatter):
+    """Lines for a terminal, which nothing in them steers, whoever wrote it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="kartifacts")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; twice for debugging.")
 def _root(verbose: int) -> None:
     """Build, publish, mirror, fetch, verify and load GPU kernels."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Printable("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -74,7 +83,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 def emit(as_json: bool, data: dict[str, Any], text: str) -> None:
     """Print the answer of a command: `data` as JSON, or `text`."""
-    click.echo(json.dumps(data, indent=2, sort_keys=True, default=str) if as_json else text.rstrip("\n"))
+    click.echo(json.dumps(data, indent=2, sort_keys=True, default=str) if as_json else printable(text).rstrip("\n"))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -96,11 +105,11 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone; say nothing more
         sys.exit(141)
-    except OSError as error:  # of standard output, such as a full disk: all others have become errors of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries again at its end
-        _fail(KartifactsError(f"cannot write the answer: {error}"), as_json=False)
-    except Exception as error:  # a fault of ours, whose traceback helps nobody who cannot mend it
-        log.debug("unexpected", exc_info=True)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:  # of standard output, which has no name
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries again at its end
+            _fail(KartifactsError(f"cannot write the answer: {error}"), as_json=False)
+        log.debug("unexpected", exc_info=True)  # a fault of ours, whose traceback helps nobody who cannot mend it
         hint = "this is a fault of kartifacts; `kartifacts -vv ...` shows where it happened: please report it"
         _fail(KartifactsError(f"unexpected {type(error).__name__}: {error}", hint=hint), as_json="--json" in arguments)
 
@@ -116,10 +125,15 @@ def _usage(error: click.ClickException) -> ConfigError:
 def _fail(error: KartifactsError, *, as_json: bool) -> None:
     if as_json:
         facts = {name: _plain(value) for name, value in vars(error).items()}
-        facts |= {"error": type(error).__name__, "exit_code": error.exit_code}
+        facts |= {"error": _kind(type(error)), "exit_code": error.exit_code}
         click.echo(json.dumps(facts, indent=2, sort_keys=True, default=str))
     click.echo(f"error: {error}", err=True)
     sys.exit(error.exit_code)
+
+
+def _kind(error: type[KartifactsError]) -> str:
+    """The name of a class of errors, or of the one above it that docs/reference/errors.md knows."""
+    return next(kind.__name__ for kind in error.__mro__ if kind.__module__ == KartifactsError.__module__)
 
 
 def _plain(value: object) -> object:

@@ -1,8 +1,9 @@
-"""Spans of time as people write them."""
+"""Spans of time and days as people write them."""
 
 from __future__ import annotations
 
 import re
+from datetime import date
 
 import click
 
@@ -15,7 +16,22 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in ne
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        matched = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?) ?([dhms]?)", str(value).strip())
+        matched = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?([dhms]?)", str(value).strip())
         if matched is None:
             self.fail(f"{str(value)[:50]!r} is not a span of time such as 30d, 12h or 90s", param, ctx)
         return float(matched[1]) * _UNITS[matched[2] or "d"]
+
+
+class Day(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A day, written as 2027-03-01."""
+
+    name = "date"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> date:
+        text = str(value).strip()
+        try:
+            if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+                raise ValueError("not in this form")
+            return date.fromisoformat(text)
+        except ValueError:
+            self.fail(f"{text[:50]!r} is not a day such as 2027-03-01", param, ctx)

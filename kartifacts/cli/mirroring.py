@@ -24,7 +24,7 @@ class _Age(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
     _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}  # noqa: RUF012
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        matched = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?([mhdw])", str(value).strip().lower())
+        matched = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([mhdw])", str(value).strip().lower())
         if matched is None:
             self.fail(f"{str(value)[:50]!r} is not a span of time such as 36h, 7d or 2w", param, ctx)
         return timedelta(seconds=float(matched[1]) * self._UNITS[matched[2]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date
 from pathlib import Path
 
 import click
@@ -10,6 +10,7 @@ import msgspec
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
+from kartifacts.cli.durations import Day
 from kartifacts.errors import ConfigError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -26,7 +27,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--accept-expired-until",
     "until",
-    type=click.DateTime(["%Y-%m-%d"]),
+    type=Day(),
     metavar="DATE",
     help="Where no mirror has fresh metadata, take what is expired, up to this day; all else is checked as ever.",
 )
@@ -38,7 +39,7 @@ def sync_command(
     release_version: str | None,
     channel: str | None,
     lock: Path | None,
-    until: datetime | None,
+    until: date | None,
     reason: str,
     as_json: bool,
 ) -> None:
@@ -60,7 +61,7 @@ def sync_command(
         root=root,
         lock=lock,
         wanted=Wanted(libraries, release_version, channel),
-        exemption=None if until is None else Exemption(until.date(), reason),
+        exemption=None if until is None else Exemption(until, reason),
     )
     told = age(done.synced).text
     report = {"lock": str(done.path), "pins": list(done.pins), "synced": done.synced, "age": told}

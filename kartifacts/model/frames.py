@@ -16,7 +16,7 @@ _RUN_LENGTH, _RESERVED = 1, 3  # kinds of blocks; a run of one byte is stored as
 def table_size(config: Descriptor, what: str) -> int:
     """How many bytes a kernel table has when decompressed, as its manifest says."""
     text = config.note("raw-size")
-    if not re.fullmatch(r"0|[1-9]\d{0,11}", text) or int(text) > MAX_TABLE_RAW:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,11}", text) or int(text) > MAX_TABLE_RAW:
         raise VerificationError(
             f"{what} says that it has {text[:40]!r} bytes when decompressed; expected at most {MAX_TABLE_RAW}"
         )

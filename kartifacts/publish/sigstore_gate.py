@@ -53,7 +53,7 @@ class Gate:
         try:
             self._verifier = Verifier(trusted_root=TrustedRoot.from_file(str(trusted_root)))
         except Exception as error:  # its parts have faults of many kinds
-            raise ConfigError(f"{str(trusted_root)!r} is not the trusted root of a Sigstore: {error}") from error
+            raise ConfigError(f"{str(trusted_root)!r} is not the trusted root of a Sigstore: {_said(error)}") from error
         self._policy = Identity(identity=identity, issuer=issuer)
 
     def read(self, paths: Sequence[Path]) -> list[Read]:
@@ -113,4 +113,15 @@ def _read(path: Path, what: str) -> bytes:
 
 
 def _said(error: Exception) -> str:
+    """One line of what a library says, of which pydantic says many."""
+    from pydantic import ValidationError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ValidationError):
+            first, *more = cause.errors(include_url=False, include_context=False, include_input=False)
+            where = ".".join(map(str, first["loc"]))
+            others = f", and {len(more)} more faults" if more else ""
+            return f"{where + ': ' if where else ''}{first['msg']}{others}"[:300]
+        cause = cause.__cause__ or cause.__context__
     return (str(error).strip() or type(error).__name__).partition("\n")[0][:300]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from kartifacts.config import Settings
 from kartifacts.errors import SourceError
@@ -48,7 +48,9 @@ def shown(url: str) -> str:
     except ValueError:
         return repr(url.rpartition("@")[2].partition("?")[0][:200])
     host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, parts.path, "…" if parts.query else "", ""))[:500]
+    scheme = f"{parts.scheme}:" if parts.scheme else ""
+    slashes = "//" if url[len(scheme) :].startswith("//") else ""  # also where no host follows
+    return f"{scheme}{slashes}{host}{parts.path}{'?…' * bool(parts.query)}"[:500]
 
 
 def parse(url: str) -> Address:
@@ -156,7 +158,7 @@ def _matches(address: Address, name: str) -> bool:
     except ValueError:
         pass
     host, colon, port = name.rpartition(":")
-    if colon and port.isdigit():
+    if colon and port.isascii() and port.isdigit():
         if int(port) != address.port:
             return False
         name = host

@@ -128,8 +128,11 @@ def _parameters(query: str) -> tuple[str, str, str, bool]:
             raise ValueError(f"unknown parameter {name[:40]!r}; known: {', '.join(_PARAMETERS)}")
     if len(values) != len(pairs):
         raise ValueError("a parameter is there twice")
+    for name, value in pairs:
+        if not value:  # a variable that was not set, and AWS is not what was meant then
+            raise ValueError(f"{name}= says nothing: leave it out, or say which")
     endpoint = values.get("endpoint", "").rstrip("/")
-    if endpoint:
+    if "endpoint" in values:
         address = parse(endpoint)
         if address.login or "?" in address.target:
             raise ValueError("an endpoint has neither a password nor a query")

@@ -41,8 +41,8 @@ _JUDGED = ("root", "timestamp", "snapshot", "targets")  # in this order, and the
 _VIEWS: tuple[View, ...] = ("online", "airgap")
 _BEGINNINGS = {metadata_path(view, TIMESTAMP): view for view in _VIEWS}  # what a view has if it has anything
 
-_NAMED = re.compile(r"(?:.*/)?(?:\d+\.)?(?P<role>[^/]+)\.json")
-_NEXT_ROOT = re.compile(r"(?:.*/)?\d+\.root\.json")
+_NAMED = re.compile(r"(?:.*/)?(?:[0-9]+\.)?(?P<role>[^/]+)\.json")
+_NEXT_ROOT = re.compile(r"(?:.*/)?[0-9]+\.root\.json")
 _SIGNED_BY = re.compile(r"was signed by (\d+)/(\d+) keys")
 _OBSERVED = re.compile(r"Observed (\S+ \S+) does not match expected (\S+ \S+)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -84,6 +85,14 @@ CASES: list[tuple[str, list[str], dict[str, Any], int, list[str]]] = [
     ("publish to nowhere", ["publish", "b", "--from", "{repository}"], {}, 2, ["'b'", "dir:PATH"]),
     ("publish to a scheme", ["publish", "gs://b", "--from", "{repository}"], {}, 2, ["'gs://b'", "dir:PATH"]),
     ("publish to a file", ["publish", "dir:{file}", "--from", "{repository}"], {}, 4, ["{file}"]),
+    ("publish to S3 at nowhere", ["publish", "s3://bucket?endpoint=", "--from", "{repository}"], {}, 2,
+     ["endpoint= says nothing"]),
+    ("publish to S3 at a slash", ["publish", "s3://bucket?endpoint=/", "--from", "{repository}"], {}, 2, ["http://"]),
+    ("publish to no region", ["publish", "s3://bucket?region=", "--from", "{repository}"], {}, 2,
+     ["region= says nothing"]),
+    ("publish to no bucket", ["publish", "s3://", "--from", "{repository}"], {}, 2, ["'s3://'"]),
+    ("sync from S3 at nowhere", ["fetch"], {"lock": "{lock}", "mirrors": "s3://bucket?endpoint="}, 2,
+     ["endpoint= says nothing"]),
     ("publish no version", ["publish", "dir:b", "--from", "{repository}", "--release-version", "7"], {}, 2, ["1.0"]),
     ("lock nothing", ["lock", NOWHERE, "--out", "l"], {}, 2, [NOWHERE]),
     ("lock into a directory", ["lock", "{repository}", "--out", "{home}"], {}, 2, ["{home}"]),
@@ -103,6 +112,11 @@ CASES: list[tuple[str, list[str], dict[str, Any], int, list[str]]] = [
     ("fetch a library", ["fetch", "--library", "mine"], {"lock": "{lock}"}, 2, ["'mine'", "kartifacts"]),
     ("store is a file", ["fetch"], {"lock": "{lock}", "store": "{file}", "mirrors": "{url}"}, 9, ["{file}"]),
     ("gc of less than nothing", ["gc", "--max-bytes", "-1"], {"lock": "{lock}"}, 2, ["--max-bytes"]),
+    ("gc of digits of others", ["gc", "--max-bytes", "٣"], {"lock": "{lock}"}, 2, ["--max-bytes"]),
+    ("settings of digits of others", ["config"], {"retries": "٣"}, 2, ["KARTIFACTS_RETRIES"]),
+    ("seconds of digits of others", ["config"], {"connect_timeout": "٣"}, 2, ["KARTIFACTS_CONNECT_TIMEOUT"]),
+    ("library named as a device", ["import", "checksums", "{home}", "--out", "o", "--library", "con",
+     "--release-version", "1"], {}, 2, ["'con'", "Windows"]),
     ("gc of a word", ["gc", "--max-bytes", "lots"], {"lock": "{lock}"}, 2, ["--max-bytes", "lots"]),
     ("verify nothing", ["verify", NOWHERE], {}, 2, [NOWHERE]),
     ("explain an unknown op", ["explain", "norm/rmsnrom"], {}, 2, ["norm/rmsnrom", "norm/rmsnorm"]),
@@ -431,3 +445,42 @@ def test_a_counting_compiler_is_not_started_by_bad_input(machine: Machine, compi
         words = [word.replace("{file}", str(machine.home / "bad")) for word in arguments]
         assert machine.cli(*words, cxx=compiler.path, **settings).code == code
     assert compiler.starts == 0
+
+
+def test_a_part_of_a_url_that_nobody_asks_for_is_not_repeated(machine: Machine) -> None:
+    for url in ("http://a.example/#secret", "oci://a.example/b#secret", "http://a.example/?secret", "ftp://a#secret"):
+        answer = machine.cli("config", mirrors=url)
+        assert (answer.code, "secret" in answer.err) == (2, False), answer.err
+
+
+def test_every_error_has_a_name_that_the_documentation_knows() -> None:
+    """In JSON; the kinds that only some package knows go by the name of what they are a kind of."""
+    from kartifacts import errors
+    from kartifacts.cli import _kind
+
+    def below(kind: type[errors.KartifactsError]) -> list[type[errors.KartifactsError]]:
+        return [kind, *(child for each in kind.__subclasses__() for child in below(each))]
+
+    for module in ("publish.buckets", "publish.lockfile", "publish.repository", "remote.s3", "remote.writer"):
+        importlib.import_module(f"kartifacts.{module}")
+    kinds = below(errors.KartifactsError)
+    assert {"Unlisted", "Raced", "S3Error", "MissingBlob"} <= {kind.__name__ for kind in kinds}
+    for kind in kinds:
+        named = vars(errors)[_kind(kind)]
+        assert issubclass(kind, named)
+        assert kind.exit_code == named.exit_code
+
+
+def test_what_the_system_refuses_is_not_called_a_full_disk_of_the_answer(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kartifacts.cli import flows
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr(flows, "verify", refuse)
+    answer = machine.cli("verify", "--json")
+    assert answer.code == 1
+    assert "cannot write the answer" not in answer.err
+    assert "/some/file" in answer.data["message"]

@@ -152,6 +152,7 @@ def test_exit_codes_tell_damage_from_age(publisher: Publisher, roots: tuple[Path
         (("pull", "https://127.0.0.1:1", "DST", "--root", "ROOT"), 4),
         (("verify", "DST", "--root", "ROOT"), 5),
         (("verify", "DST", "--root", "ROOT", "--max-age", "soon"), 2),
+        (("verify", "DST", "--root", "ROOT", "--max-age", "٣d"), 2),
         (("export", "SRC", "x.tar", "--root", "ROOT", "--since", "LOCK"), 5),
         (("import", "/absent", "DST", "--root", "ROOT"), 2),
         (("import", "LOCK", "DST", "--root", "ROOT"), 5),

@@ -64,7 +64,7 @@ def test_a_release_is_retired_and_its_bytes_go_after_their_grace(
     assert machine.cli("verify", tmp_path / "bucket").code == 0
 
 
-@pytest.mark.parametrize("grace", ["", "-1d", "1w", "1 day", "nan", "9999999d"])
+@pytest.mark.parametrize("grace", ["", "-1d", "1w", "1 day", "nan", "9999999d", "٣d"])
 def test_a_span_of_time_that_is_none_is_refused(machine: Machine, keys: Path, tmp_path: Path, grace: str) -> None:
     done = machine.cli("retain", f"dir:{tmp_path}/bucket", "--keys", keys, "--grace", grace)
     assert done.code == 2

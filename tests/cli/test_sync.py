@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,51 @@ def test_gc_leaves_what_was_seen_of_a_repository_alone(reader: Machine, publishe
     assert state.is_dir()
     assert reader.cli("gc").code == 0
     assert (state / "timestamp.json").exists()
+
+
+@pytest.mark.parametrize("day", ["٢٠٢٧-٠٣-٠١", "2027-3-1", "20270301", "2027-02-30", "2027-W01-1", "tomorrow", ""])
+def test_a_day_that_is_none_is_refused(reader: Machine, publisher: Publisher, day: str) -> None:
+    answer = reader.cli("sync", "--accept-expired-until", day, "--reason", "a test", mirrors=f"file://{publisher.path}")
+    assert answer.code == 2
+    assert "is not a day such as 2027-03-01" in answer.err
+
+
+def test_nothing_that_is_logged_or_printed_steers_a_terminal(reader: Machine, publisher: Publisher) -> None:
+    publisher.timestamp.expires = soon(-1)
+    publisher.commit()
+    day = f"{soon(5):%Y-%m-%d}"
+    reason = "a\x1b[31m\x9b2Jb\u202e"
+    answer = reader.run_cli(
+        "sync", "--accept-expired-until", day, "--reason", reason, mirrors=f"file://{publisher.path}"
+    )
+    assert answer.code == 0, answer.err
+    assert f"accepted until {day}, since: a\\x1b[31m" in answer.err
+    for text in (answer.out, answer.err, reader.run_cli("status").out):
+        assert not [char for char in text if not char.isprintable() and char != "\n"]
+
+
+def test_a_pipe_among_what_was_seen_is_an_error_of_the_store(reader: Machine, publisher: Publisher) -> None:
+    mirror = f"file://{publisher.path}"
+    assert reader.cli("sync", mirrors=mirror).code == 0
+    [path] = (reader.store / "v1" / "meta").glob("*/timestamp.json")
+    path.unlink()
+    os.mkfifo(path)
+    answer = reader.run_cli("sync", mirrors=mirror)
+    assert (answer.code, "Traceback" in answer.err) == (9, False)
+    assert str(path) in answer.err
+
+
+@pytest.mark.parametrize("command", ["verify", "lock", "sync"])
+def test_a_pipe_in_place_of_signed_metadata_is_a_source_that_cannot_be_read(
+    reader: Machine, publisher: Publisher, tmp_path: Path, command: str
+) -> None:
+    publisher.file("timestamp.json").unlink()
+    os.mkfifo(publisher.file("timestamp.json"))
+    more: dict[str, tuple[object, ...]] = {
+        "sync": (),
+        "verify": (publisher.path,),
+        "lock": (publisher.path, "--out", tmp_path / "l"),
+    }
+    answer = reader.cli(command, *more[command], "--json", mirrors=f"file://{publisher.path}")
+    assert (answer.code, answer.data["error"]) == (4, "SourceError")
+    assert "a named pipe" in answer.err

@@ -383,3 +383,25 @@ print(gate.check(Path({str(index)!r}).read_bytes(), gate.read([Path({str(bundle)
     done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'kartifacts[sigstore]'" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"junk", b"{}", b"[]", b'{"mediaType": 5, "tlogs": [{"a": 1}]}', b"\xff", b""])
+def test_what_is_no_bundle_and_no_trusted_root_is_said_in_one_line(
+    sigstore: Sigstore, tmp_path: Path, content: bytes
+) -> None:
+    junk = tmp_path / "junk.json"
+    junk.write_bytes(content)
+    gate = Gate(sigstore.trusted_root(tmp_path / "trusted_root.json"), identity=IDENTITY, issuer=ISSUER)
+    with pytest.raises(ConfigError, match="junk") as as_root:
+        Gate(junk, identity=IDENTITY, issuer=ISSUER)
+    with pytest.raises(VerificationError, match="junk") as as_bundle:
+        gate.read([junk])
+    for raised in (as_root, as_bundle):
+        message = raised.value.message
+        assert len(message.splitlines()) == 1
+        assert len(message) < 500
+        assert "pydantic" not in message
+        assert "input_value" not in message
+    if content == b"{}":
+        assert "mediaType: Field required" in as_root.value.message
+        assert "mediaType: Field required" in as_bundle.value.message
