@@ -12,6 +12,7 @@ import click
 from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.errors import ConfigError
+from kartifacts.model.digest import sha256
 from kartifacts.model.layout import View
 
 if TYPE_CHECKING:
@@ -320,15 +321,17 @@ def export_command(directory: Path, out: Path, roles: str, view: str, replace: b
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--view", type=click.Choice(["online", "airgap"]), default="online", show_default=True)
 @click.option("--out", type=_FILE, help="File to write; default: standard output.")
-def root_command(directory: Path, view: View, out: Path | None) -> None:
+@json_option
+def root_command(directory: Path, view: View, out: Path | None, as_json: bool) -> None:
     """Give the root that readers begin to trust with: they get it by a way they trust, such as a wheel."""
     from kartifacts.cli.flows import keys as flow
 
     content = flow.root(directory, view)
-    if out is None:
-        click.echo(content.decode())
-        return
-    flow.write(out, content)
+    if out is not None:
+        flow.write(out, content)
+    if out is None or as_json:
+        report = {"view": view, "sha256": sha256(content), "out": out, "root": content.decode()}
+        emit(as_json, report, content.decode())
 
 
 @keys_command.command("publish")

@@ -27,6 +27,7 @@ from kartifacts.model.layout import View, metadata_path
 from kartifacts.trust.keygrants import Grant, grants_of
 from kartifacts.trust.keysigner import Secret, is_encrypted, open_signer
 from kartifacts.trust.released import TOP_LEVEL
+from kartifacts.trust.signed import parse_any
 
 KEYS = "keys.json"
 BUCKETS = "buckets.txt"
@@ -143,7 +144,12 @@ class Keyring:
         return self.file("online", f"{max(self._versions('online', 'targets'))}.targets.json")
 
     def content(self, path: Path) -> bytes:
-        return _read(path, _MAX_METADATA)
+        """A signed file, if it is the one that its name says."""
+        content = _read(path, _MAX_METADATA)
+        signed = parse_any(content, str(path)).signed
+        if f"{signed.version}.{signed.type}.json" != path.name:
+            raise VerificationError(f"{str(path)!r} says that it is version {signed.version} of {signed.type}")
+        return content
 
     def _versions(self, view: View, role: str) -> list[int]:
         directory = self.file(view, "x").parent
@@ -157,7 +163,7 @@ class Keyring:
         return found
 
     def _content(self, view: View, role: str, number: int) -> bytes:
-        return _read(self.file(view, f"{number}.{role}.json"), _MAX_METADATA)
+        return self.content(self.file(view, f"{number}.{role}.json"))
 
     def buckets(self) -> list[str]:
         """Where it has published to."""

@@ -53,7 +53,9 @@ def parse_any(content: bytes, what: str) -> Metadata[Any]:
         return Metadata.from_bytes(content)
     except (DeserializationError, RecursionError) as error:
         check_parsed(error)
-        raise VerificationError(f"{what} is not TUF metadata: {error.__cause__ or error}") from error
+        cause = error.__cause__ or error
+        said = f"it lacks {cause}" if isinstance(cause, KeyError) else cause
+        raise VerificationError(f"{what} is not TUF metadata: {said}") from error
 
 
 def check_parsed(error: BaseException) -> None:

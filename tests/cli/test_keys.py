@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from datetime import datetime, timedelta, timezone
@@ -348,3 +349,29 @@ def test_keyrings_are_opened_only_by_who_may(machine: Machine, keys: Path) -> No
     failed(machine.cli("keys", "sign", keys / "metadata/1.targets.json", "--key", private), 2, "chmod 600")
     keys.chmod(0o777)
     failed(machine.cli("keys", "show", keys), 2, "cannot be trusted")
+
+
+def test_the_root_is_given_as_json_too_byte_for_byte(machine: Machine, keys: Path, tmp_path: Path) -> None:
+    given = machine.cli("keys", "root", keys, "--view", "airgap", "--json").data
+    assert given["view"] == "airgap"
+    assert given["sha256"] == hashlib.sha256(given["root"].encode()).hexdigest()
+    assert given["root"].encode() == (keys / "airgap" / "1.root.json").read_bytes()
+    file = tmp_path / "root.json"
+    written = machine.cli("keys", "root", keys, "--view", "airgap", "--out", file, "--json").data
+    assert (written["out"], file.read_text()) == (str(file), written["root"])
+
+
+@pytest.mark.parametrize("content", [b"{}", b"junk", None], ids=["empty", "junk", "another version"])
+@pytest.mark.parametrize("name", ["2.root.json", "2.targets.json"])
+@pytest.mark.parametrize("command", ["show", "renew", "publish"])
+def test_a_file_of_a_keyring_that_is_not_what_its_name_says_is_named(
+    machine: Machine, keys: Path, tmp_path: Path, command: str, name: str, content: bytes | None
+) -> None:
+    path = keys / "metadata" / name
+    path.write_bytes(path.with_name(name.replace("2", "1")).read_bytes() if content is None else content)
+    arguments = {"show": (keys,), "renew": (keys, "targets"), "publish": (f"dir:{tmp_path}/b", "--keys", keys)}[command]
+    answer = machine.cli("keys", command, *arguments)
+    assert answer.code == 5
+    assert str(path) in answer.err
+    assert "says that it is version 1 of" in answer.err if content is None else "is not TUF metadata" in answer.err
+    assert not (tmp_path / "b").exists()
