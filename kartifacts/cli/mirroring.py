@@ -13,8 +13,18 @@ from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.errors import ExpiredMetadata, VerificationError
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
-_ANY = click.Path(path_type=Path)
+
+class _Place(click.Path):
+    """A path; no name at all is none, though Python takes it for the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("a path is expected, got ''", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_FILE = _Place(dir_okay=False, path_type=Path)
+_ANY = _Place(path_type=Path)
 
 
 class _Age(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
@@ -44,7 +54,7 @@ _FILTERING = (
     click.option("--library", "libraries", multiple=True, help="Only this library; may be repeated."),
     click.option("--release-version", "versions", multiple=True, help="Only this version; may be repeated."),
     click.option("--channel", "channels", multiple=True, help="Only releases in this channel; may be repeated."),
-    click.option("--archs", default="", help="Only bundles that these archs can run, e.g. '9.0a cpu:x86-64-v3'."),
+    click.option("--archs", default=None, help="Only bundles that these archs can run, e.g. '9.0a cpu:x86-64-v3'."),
 )
 
 
@@ -60,6 +70,9 @@ def _filtering(command: click.decorators.FC) -> click.decorators.FC:
     return command
 
 
+_change_filter = click.option(
+    "--change-filter", is_flag=True, help="BUCKET may hold less from now on than mirror.json there says."
+)
 _single_writer = click.option(
     "--single-writer",
     is_flag=True,
@@ -78,6 +91,7 @@ def mirror_command() -> None:
 @click.argument("bucket")
 @_trusting
 @_filtering
+@_change_filter
 @_single_writer
 @_threads
 @json_option
@@ -89,7 +103,8 @@ def pull_command(
     libraries: tuple[str, ...],
     versions: tuple[str, ...],
     channels: tuple[str, ...],
-    archs: str,
+    archs: str | None,
+    change_filter: bool,
     single_writer: bool,
     threads: str | None,
     as_json: bool,
@@ -107,6 +122,7 @@ def pull_command(
         mirroring.trust_of(roots, lock),
         mirroring.filter_of(libraries, versions, channels, archs),
         config.read(overrides={"download_threads": threads}),
+        refilter=change_filter,
         single_writer=single_writer,
     )
     emit(as_json, report, _brought(report))
@@ -126,7 +142,7 @@ def verify_command(
     libraries: tuple[str, ...],
     versions: tuple[str, ...],
     channels: tuple[str, ...],
-    archs: str,
+    archs: str | None,
     max_age: timedelta | None,
     threads: str | None,
     as_json: bool,
@@ -153,6 +169,8 @@ def verify_command(
         f"signed {view['age_days']} days ago, expires {view['expires']}"
         for view in report["views"]
     ]
+    if report["filter"] != "everything":
+        lines.append(f"{report['mirror']} was looked at for a part: {report['filter']}")
     lines.append(f"{report['mirror']}: {len(report['pins'])} releases, {report['checked']} files, {len(faults)} faults")
     emit(as_json, report, "\n".join(lines))
     if faults:
@@ -177,7 +195,7 @@ def export_command(
     libraries: tuple[str, ...],
     versions: tuple[str, ...],
     channels: tuple[str, ...],
-    archs: str,
+    archs: str | None,
     as_json: bool,
 ) -> None:
     """Write what SOURCE has released into TARGET: one file if it ends with .tar, else a new directory."""
@@ -211,6 +229,8 @@ def list_command(bucket: str, as_json: bool) -> None:
 @click.argument("archive", type=_ANY)
 @click.argument("bucket")
 @_trusting
+@_filtering
+@_change_filter
 @_single_writer
 @_threads
 @json_option
@@ -219,6 +239,11 @@ def import_command(
     bucket: str,
     roots: tuple[Path, ...],
     lock: Path | None,
+    libraries: tuple[str, ...],
+    versions: tuple[str, ...],
+    channels: tuple[str, ...],
+    archs: str | None,
+    change_filter: bool,
     single_writer: bool,
     threads: str | None,
     as_json: bool,
@@ -226,6 +251,8 @@ def import_command(
     """Bring the mirror BUCKET to the state that ARCHIVE (a file or directory of `mirror export`) carries.
 
     Nothing changes for readers unless all of it is verified; an archive that is older than the mirror is refused.
+    Without a filter BUCKET holds what mirror.json there says, and everything if it is new: whatever the archive says
+    of itself, it has to bring all of that.
     """
     from kartifacts.cli.flows import mirroring
 
@@ -233,7 +260,9 @@ def import_command(
         archive,
         bucket,
         mirroring.trust_of(roots, lock),
+        mirroring.filter_of(libraries, versions, channels, archs),
         config.read(overrides={"download_threads": threads}),
+        refilter=change_filter,
         single_writer=single_writer,
     )
     emit(as_json, report, _brought(report))

@@ -7,9 +7,10 @@ anything changes there.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,14 +22,14 @@ from kartifacts.mirror.archive import Archive, TarWriter, check_member, open_arc
 from kartifacts.mirror.contents import Contents, contents_of, run
 from kartifacts.mirror.filters import MAX_MIRROR, MIRROR, Filter, decode_filter, encode_filter
 from kartifacts.mirror.promote import Progress, Promotion, Told, index_of, promote, send_blobs
-from kartifacts.mirror.pull import Trust, states_of
+from kartifacts.mirror.pull import Trust, naming_filter_of, refuse_less, states_of
 from kartifacts.mirror.reading import BucketSource, Reader
 from kartifacts.mirror.verify import promised
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT, TIMESTAMP, blob_path, metadata_path
 from kartifacts.model.manifest import MAX_INDEX
+from kartifacts.publish import files
 from kartifacts.publish.buckets import Bucket
-from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.leases import publishing
 from kartifacts.publish.repository import Blob
 from kartifacts.sources import Source
@@ -42,8 +43,12 @@ _DIRECTORIES = ("airgap", "blobs", "metadata", "targets")
 
 
 def listing(bucket: Bucket) -> str:
-    """All that a mirror holds under names that never change: a line each, size and path, sorted."""
-    lines = [_HEAD]
+    """All that a mirror holds under names that never change: a line each, size and path, sorted.
+
+    Raises:
+        SourceError: there is nothing, as where the name of the mirror is misspelt.
+    """
+    lines = []
     for directory in _DIRECTORIES:
         for path, size, _ in bucket.list(directory):
             try:
@@ -52,7 +57,13 @@ def listing(bucket: Bucket) -> str:
                 continue
             if not path.endswith(f"/{TIMESTAMP}"):
                 lines.append(f"{size} {path}")
-    return "\n".join(lines) + "\n"
+    if not lines:
+        raise SourceError(
+            f"{bucket.name} holds no part of a repository",
+            missing=True,
+            hint="a mirror that is still to be filled needs no listing: export without --since",
+        )
+    return "\n".join([_HEAD, *lines]) + "\n"
 
 
 def read_listing(path: Path) -> dict[str, int]:
@@ -108,21 +119,30 @@ def export(
         since: what the other side holds already, which is left out.
 
     Raises:
-        ConfigError: the directory is not empty.
+        ConfigError: the directory is not empty, or a directory has the name of the file.
         VerificationError, SourceError, ArtifactUnavailable: as of `pull`.
         StoreError: it cannot be written.
     """
+    with _writing(target):
+        _check_target(target)
     reader = Reader([source], settings)
     basis = trust.basis(reader, states_of(settings))
-    contents = contents_of(basis, chosen, reader, threads=settings.download_threads)
+    with naming_filter_of(source, chosen):
+        contents = contents_of(basis, chosen, reader, threads=settings.download_threads)
     members = _members(contents, chosen, since or {})
     told = Told(sum(size for size, _ in members.values()), progress)
     write = _write_tar if target.suffix == ".tar" else _write_directory
-    try:
+    with _writing(target):
         write(target, members, reader, told)
+    return Exported(contents, len(members), sum(size for size, _ in members.values()))
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StoreError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
-    return Exported(contents, len(members), sum(size for size, _ in members.values()))
 
 
 Member = tuple[int, "bytes | Blob"]
@@ -171,16 +191,33 @@ def _write_tar(target: Path, members: Mapping[str, Member], reader: Reader, told
             raise
 
 
-def _write_directory(target: Path, members: Mapping[str, Member], reader: Reader, told: Told) -> None:
-    if os.path.lexists(target) and (not target.is_dir() or os.listdir(target)):
+def _check_target(target: Path) -> None:
+    if target.suffix == ".tar":
+        if target.is_dir():
+            raise ConfigError(f"{str(target)!r} is a directory; a file is written under a name that ends with .tar")
+    elif os.path.lexists(target) and (not target.is_dir() or os.listdir(target)):
         raise ConfigError(
             f"{str(target)!r} is there already and not empty; name a new directory, or a file that ends with .tar"
         )
-    bucket = DirectoryBucket(target)
-    for path, member in members.items():
-        with _opened(member, reader) as content:
-            bucket.put_if_absent(path, content)
-        told.add(member[0])
+
+
+def _write_directory(target: Path, members: Mapping[str, Member], reader: Reader, told: Told) -> None:
+    new = not target.exists()
+    try:
+        for path, member in members.items():
+            with _opened(member, reader) as content:
+                files.create(target / path, content)
+            told.add(member[0])
+    except BaseException:  # what is there is ours, since it was empty
+        for name in {path.partition("/")[0] for path in members}:
+            if (target / name).is_dir():
+                shutil.rmtree(target / name)
+            else:
+                (target / name).unlink(missing_ok=True)
+        if new:
+            with suppress(OSError):
+                target.rmdir()
+        raise
 
 
 def _pieces(content: bytes | Path) -> Iterator[bytes]:
@@ -196,43 +233,68 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
 
 
 def import_(
-    path: Path, bucket: Bucket, trust: Trust, settings: Settings, *, progress: Progress | None = None
+    path: Path,
+    bucket: Bucket,
+    trust: Trust,
+    settings: Settings,
+    *,
+    chosen: Filter | None = None,
+    refilter: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[Contents, Promotion]:
     """Bring a mirror to the state that was carried here, if it and what the mirror holds are all that it takes.
 
+    Args:
+        chosen: what the mirror is to hold; None: what it promises now, which is everything if it is new.  What the
+            archive says of itself decides nothing, since whoever carries it may write there.
+        refilter: the mirror may promise less than it did.
+
     Raises:
+        ConfigError: the mirror would promise less than it does.
         VerificationError: anything at all in it is not as it should be, or it is older than what the mirror holds;
             readers of the mirror see what they saw before.
     """
     archive = open_archive(path)
     bucket.preflight()
+    if chosen is None:
+        chosen = Filter() if refilter else promised(bucket)
+    elif not refilter:
+        refuse_less(bucket, chosen)
     bucket.tidy()
     carried = Reader([archive.source], settings)
     either = Reader([archive.source, BucketSource(bucket)], settings)
     threads = settings.download_threads
     if trust.roots and _is_older(archive, carried, bucket, trust):
         return _mend(archive, carried, either, bucket, trust, settings, progress)
-    chosen = decode_filter(_file(carried, MIRROR, MAX_MIRROR), what=f"{MIRROR} of {archive.where}")
+    said = decode_filter(_file(carried, MIRROR, MAX_MIRROR), what=f"{MIRROR} of {archive.where}")
     try:
         basis = trust.basis(either, states_of(settings), mirror=bucket)
         contents = contents_of(basis, chosen, either, threads=threads)
     except SourceError as error:
         if not error.missing:
             raise
-        raise _lacks(archive, bucket, error.message, error.hint) from error
-    _check_names(archive, contents)
+        raise _lacks(archive, bucket, error.message, said, chosen) from error
+    _check_names(archive, contents, said, chosen)
     lacking = [name for name in sorted(contents.paths - set(archive.members)) if bucket.size(name) is None]
     if lacking:
-        raise _lacks(archive, bucket, f"{lacking[0]}, and {len(lacking) - 1} more files")
+        more = f", and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
+        raise _lacks(archive, bucket, f"{lacking[0]}{more}", said, chosen)
     _check_contents(archive, carried, contents, bucket, threads)
     return contents, promote(contents, chosen, carried, bucket, threads=threads, progress=progress)
 
 
-def _lacks(archive: Archive, bucket: Bucket, what: str, hint: str | None = None) -> VerificationError:
+def _lacks(archive: Archive, bucket: Bucket, what: str, said: Filter, chosen: Filter) -> VerificationError:
+    hint = "export again without --since, or with a listing of this mirror as it is now"
+    if not said.covers(chosen):
+        hint = (
+            f"the archive says that it carries a part: {said}; if that is what you want, give these options here too "
+            "(with --change-filter if the mirror holds more now)"
+        )
     return VerificationError(
-        f"{archive.where} and {bucket.name} together lack a part of what was to be carried: {what}",
+        f"{archive.where} and {bucket.name} together lack a part of what the mirror is to hold ({chosen}): {what}; "
+        "nothing was changed",
         source=archive.where,
-        hint=hint or "export again without --since, or with a listing of this mirror as it is now",
+        hint=hint,
     )
 
 
@@ -289,14 +351,17 @@ def _mend(
     return contents, done
 
 
-def _check_names(archive: Archive, contents: Contents) -> None:
+def _check_names(archive: Archive, contents: Contents, said: Filter, chosen: Filter) -> None:
     pointers = {metadata_path(signature.view, TIMESTAMP) for signature in contents.basis.signatures}
     for name in archive.members:
         if name not in {MIRROR, OCI_INDEX, OCI_LAYOUT, *pointers} and name not in contents.paths:
             raise VerificationError(
                 f"{archive.where} holds {name!r}, which nothing that is believed here names; nothing was changed",
                 source=archive.where,
-                hint="metadata of a view has to come with --root of that view; from a whole mirror, use mirror pull",
+                hint="metadata of a view has to come with --root of that view; from a whole mirror, use mirror pull"
+                if chosen.covers(said)
+                else f"the mirror holds a part: {chosen}; export just that, or give here, too, what the archive says "
+                f"that it carries: {said if said != Filter() else '--change-filter, for everything'}",
             )
 
 

@@ -109,7 +109,7 @@ def run(threads: int, jobs: Sequence[Callable[[], None]]) -> None:
 def _worst(errors: Sequence[KartifactsError]) -> KartifactsError:
     first = next((error for error in errors if isinstance(error, VerificationError)), errors[0])
     if len(errors) > 1:
-        first.message += f"; and {len(errors) - 1} more faults"
+        first.message += f"; and {len(errors) - 1} more {'faults' if len(errors) > 2 else 'fault'}"
     return first
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from kartifacts.errors import ArtifactUnavailable, ConfigError, VerificationError
+from kartifacts.errors import ArtifactUnavailable, ConfigError, SourceError, VerificationError
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import canonical_json, strict_json
 from kartifacts.model.layout import check_name
@@ -31,6 +31,24 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
                 check_name(name, what)
         for arch in self.archs:
             parse_arch(arch)
+
+    def covers(self, other: Filter) -> bool:
+        """Whether all that `other` selects is selected, whatever there is."""
+        pairs = (
+            (self.libraries, other.libraries),
+            (self.versions, other.versions),
+            (self.channels, other.channels),
+            (self.archs, other.archs),
+        )
+        return all(not wide or (narrow and set(narrow) <= set(wide)) for wide, narrow in pairs)
+
+    def __str__(self) -> str:
+        """As options of the command line."""
+        parts = [f"--library {name}" for name in self.libraries]
+        parts += [f"--release-version {name}" for name in self.versions]
+        parts += [f"--channel {name}" for name in self.channels]
+        parts += [f"--archs '{' '.join(self.archs)}'"] if self.archs else []
+        return " ".join(parts) or "everything"
 
     def of(self, releases: Sequence[Released]) -> list[Released]:
         """Those of the releases that are selected.
@@ -91,6 +109,21 @@ class _Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def encode_filter(chosen: Filter) -> bytes:
     return canonical_json(msgspec.to_builtins(_Promise(version=1, filter=chosen)))
+
+
+def held_filter(read: Callable[[str, int], bytes], name: str) -> Filter | None:
+    """What mirror.json of a place says that it holds; None if there is none.
+
+    Raises:
+        VerificationError: it is malformed.
+        SourceError: it cannot be read.
+    """
+    try:
+        return decode_filter(read(MIRROR, MAX_MIRROR), what=f"{MIRROR} of {name}")
+    except SourceError as error:
+        if not error.missing:
+            raise
+        return None
 
 
 def decode_filter(data: bytes, *, what: str) -> Filter:

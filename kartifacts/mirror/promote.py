@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import KartifactsError, PublishConflict, VerificationError
 from kartifacts.mirror.contents import Contents, Target, run
 from kartifacts.mirror.filters import MIRROR, Filter, encode_filter
 from kartifacts.mirror.reading import Reader
 from kartifacts.model.digest import Digest, sha256
-from kartifacts.model.layout import TIMESTAMP, blob_path, metadata_path
+from kartifacts.model.layout import OCI_INDEX, TIMESTAMP, blob_path, metadata_path
 from kartifacts.model.manifest import Pin
-from kartifacts.publish.buckets import Bucket, update
+from kartifacts.publish.buckets import Bucket, Raced, update
 from kartifacts.publish.leases import Lease, publishing
 from kartifacts.publish.oci_index import change_index, reconciled, refuse_other_claim
 from kartifacts.publish.release import name_release
@@ -65,8 +65,8 @@ def promote(
     """Bring a mirror to the state of `contents`.  Running it again sends only what is missing.
 
     Raises:
-        PublishConflict: other bytes stand under a name that never changes, or somebody else was faster.
-        VerificationError: the bucket gives back other bytes than were sent.
+        PublishConflict: another release has the name of one of these, or somebody else was faster.
+        VerificationError: the bucket gives back other bytes than were sent, or holds damaged ones.
         SourceError: something cannot be read or written.
     """
     if not contents.basis.signatures:
@@ -98,21 +98,33 @@ def _publish_signed(
 
     def put(target: Target) -> None:
         path = blob_path(target.blob.digest)
-        if bucket.size(target.path) != target.blob.size and bucket.copy_if_absent(path, target.path) == "created":
-            sent[target.path] = target.blob[:2]
+        if bucket.size(target.path) != target.blob.size:
+            with _only_these(bucket, target.path):
+                if bucket.copy_if_absent(path, target.path) == "created":
+                    sent[target.path] = target.blob[:2]
 
     run(threads, [partial(put, target) for target in contents.targets])
     for path, content in basis.metadata.items():  # in order, so that a cut leaves no gap between roots
-        done.metadata += bucket.put_if_absent(path, content) == "created"
+        with _only_these(bucket, path):
+            done.metadata += bucket.put_if_absent(path, content) == "created"
         sent[path] = sha256(content), len(content)
     run(threads, [partial(_check_sent, bucket, path, path, file) for path, file in sent.items()])
     lease.check()
     update(bucket, MIRROR, lambda _: encode_filter(chosen))  # before the state that it speaks of, which is whole by now
-    for signature in basis.signatures:
-        if signature.before is None or signature.before.content != signature.timestamp:
-            bucket.swap(metadata_path(signature.view, TIMESTAMP), signature.timestamp, signature.before)
-            done.changed = True
-    change_index(bucket, lambda current: index_of(contents, current, bucket.name))
+    seen: list[str] = []
+    try:
+        for signature in basis.signatures:
+            if signature.before is None or signature.before.content != signature.timestamp:
+                bucket.swap(metadata_path(signature.view, TIMESTAMP), signature.timestamp, signature.before)
+                done.changed = True
+            seen.append(signature.view)
+        change_index(bucket, lambda current: index_of(contents, current, bucket.name))
+    except KartifactsError as error:
+        if done.changed:
+            late = OCI_INDEX if len(seen) == len(basis.signatures) else "the other view"
+            error.message += f"; readers of the {' and '.join(seen)} view see the new state already, {late} is behind"
+            error.hint = error.hint or "run it again: what arrived is not sent again"
+        raise
 
 
 def send_blobs(
@@ -131,7 +143,7 @@ def send_blobs(
     def send(blob: Blob) -> None:
         path = blob_path(blob.digest)
         if bucket.size(path) != blob.size:
-            with _content(contents, reader, blob) as content:
+            with _content(contents, reader, blob) as content, _only_these(bucket, path):
                 if bucket.put_if_absent(path, content) == "created":
                     sent.append(blob)
                     done.sent(blob)
@@ -145,6 +157,21 @@ def send_blobs(
 def _content(contents: Contents, reader: Reader, blob: Blob) -> AbstractContextManager[bytes | Path]:
     known = contents.read.get(blob.digest)
     return reader.content(blob) if known is None else nullcontext(known)
+
+
+@contextmanager
+def _only_these(bucket: Bucket, path: str) -> Iterator[None]:
+    """Other bytes under a name that is made of their sha256, or is signed, are damage: nobody else is to blame."""
+    try:
+        yield
+    except Raced:
+        raise
+    except PublishConflict as error:
+        raise VerificationError(
+            f"{bucket.name} already holds other bytes as {path}: they are damaged; readers see what they saw before",
+            source=f"{bucket.name} {path}",
+            hint=f"remove {path} there and run it again; `kartifacts mirror verify` names all that is damaged",
+        ) from error
 
 
 def _check_sent(bucket: Bucket, path: str, what: str, expected: tuple[Digest, int]) -> None:

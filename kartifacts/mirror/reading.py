@@ -140,7 +140,10 @@ class Reader:
             return found
         wrong = [error for error in errors if isinstance(error, VerificationError)]
         faults = [error for error in errors if not (isinstance(error, SourceError) and error.missing)]
-        raise (wrong or faults or errors)[-1]
+        worst = (wrong or faults or errors)[-1]
+        if label not in worst.message:
+            worst.message = f"{label}: {worst.message}"
+        raise worst
 
 
 def _copy(source: Source, blob: Blob, file: IO[bytes], place: Path) -> int:

@@ -10,6 +10,8 @@ from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 from kartifacts.errors import ConfigError, ExpiredMetadata, SourceError, VerificationError
+from kartifacts.mirror.original import check_original
+from kartifacts.mirror.reading import BucketSource
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.model.manifest import Lock, Synced
 from kartifacts.publish.buckets import Bucket, Stamped
@@ -98,7 +100,9 @@ def _verified(
         trusted = refresh_expired(root, state, read, floor=floor, until=_soon(), reason=_LOOKED_AT)
     files = dict(trusted.files)
     timestamp = files.pop(metadata_path(view, TIMESTAMP))
-    files |= _roots(view, trusted.seen.root, lambda path, limit: files.get(path) or read(path, limit))
+    roots = _roots(view, trusted.seen.root, lambda path, limit: files.get(path) or read(path, limit))
+    check_original(view, roots, timestamp)
+    files |= roots
     ordered = {path: files[path] for path in sorted(files, key=_rank)}
     releases = [release for library in trusted.libraries.values() for release in library.releases]
     return Signature(view, trusted.seen, timestamp, before), ordered, releases
@@ -112,11 +116,12 @@ def _held(root: bytes, mirror: Bucket) -> Synced | None:
     """The versions that a mirror holds, if a client would believe them: nothing older may take their place."""
     from kartifacts.trust.client import refresh, refresh_expired
 
+    read = BucketSource(mirror).document
     try:
         try:
-            return refresh(root, None, mirror.get).seen
+            return refresh(root, None, read).seen
         except ExpiredMetadata:
-            return refresh_expired(root, None, mirror.get, until=_soon(), reason=_LOOKED_AT).seen
+            return refresh_expired(root, None, read, until=_soon(), reason=_LOOKED_AT).seen
     except SourceError as error:
         if not error.missing:
             raise

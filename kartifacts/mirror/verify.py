@@ -9,7 +9,7 @@ from functools import partial
 from kartifacts.config import Settings
 from kartifacts.errors import KartifactsError, SourceError, VerificationError
 from kartifacts.mirror.contents import Contents, run, survey
-from kartifacts.mirror.filters import MAX_MIRROR, MIRROR, Filter, decode_filter
+from kartifacts.mirror.filters import Filter, held_filter
 from kartifacts.mirror.promote import Progress, Told
 from kartifacts.mirror.pull import Trust
 from kartifacts.mirror.reading import BucketSource, Reader
@@ -48,16 +48,12 @@ class Report:
     faults: tuple[Fault, ...]
     freshness: tuple[Freshness, ...]
     checked: int  # files
+    chosen: Filter  # what was looked for
 
 
 def promised(bucket: Bucket) -> Filter:
     """What whoever filled a mirror meant to have there; everything if nobody has said."""
-    try:
-        return decode_filter(bucket.get(MIRROR, MAX_MIRROR), what=f"{MIRROR} of {bucket.name}")
-    except SourceError as error:
-        if not error.missing:
-            raise
-        return Filter()
+    return held_filter(bucket.get, bucket.name) or Filter()
 
 
 def verify(
@@ -78,7 +74,8 @@ def verify(
         if not error.missing:
             raise
         raise VerificationError(f"{bucket.name} lacks a part of its metadata: {error.message}") from error
-    contents, failed = survey(basis, chosen if chosen is not None else promised(bucket), reader, threads=threads)
+    chosen = chosen if chosen is not None else promised(bucket)
+    contents, failed = survey(basis, chosen, reader, threads=threads)
     known = {blob_path(blob.digest): (blob.what, blob[:2]) for blob in contents.blobs}
     files = dict(known)
     if basis.signatures:
@@ -93,6 +90,7 @@ def verify(
         faults=tuple(sorted([*look.faults, *unread])),
         freshness=tuple(map(_freshness, basis.signatures)),
         checked=len(files),
+        chosen=chosen,
     )
 
 

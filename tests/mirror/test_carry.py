@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -15,10 +17,10 @@ from typing import Any
 import pytest
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, KartifactsError, SourceError, VerificationError
+from kartifacts.errors import ConfigError, KartifactsError, SourceError, StoreError, VerificationError
 from kartifacts.mirror.archive import open_archive
 from kartifacts.mirror.carry import export, import_, listing, read_listing
-from kartifacts.mirror.filters import Filter
+from kartifacts.mirror.filters import Filter, encode_filter
 from kartifacts.mirror.pull import Trust
 from kartifacts.mirror.verify import verify
 from kartifacts.model.digest import sha256
@@ -57,8 +59,12 @@ class Sites:
         export(self.origin.source, target, self.trust, Filter(**chosen), self.settings("open"), since=held)
         return target
 
-    def bring(self, archive: Path, bucket: DirectoryBucket | None = None, *, settings: str = "closed side") -> Any:
-        return import_(archive, bucket or DirectoryBucket(self.closed), self.trust, self.settings(settings))
+    def bring(
+        self, archive: Path, bucket: DirectoryBucket | None = None, *, settings: str = "closed side", **chosen: Any
+    ) -> Any:
+        into, refilter = bucket or DirectoryBucket(self.closed), chosen.pop("refilter", False)
+        wanted = Filter(**chosen) if chosen else None
+        return import_(archive, into, self.trust, self.settings(settings), chosen=wanted, refilter=refilter)
 
     def versions(self, root: Path | None = None) -> set[str]:
         """What its readers find, after every byte of it was looked at."""
@@ -135,13 +141,13 @@ def test_long_names_are_carried(sites: Sites, keyring: Any) -> None:
     sites.origin.release(version)
     archive = sites.export(versions=(version,))
     assert max(map(len, open_archive(archive).members)) > 200
-    sites.bring(archive)
+    sites.bring(archive, versions=(version,))
     assert sites.versions() == {version}
 
 
 def test_only_what_was_chosen_is_carried_and_promised(sites: Sites) -> None:
     sites.origin.release("2.0", content=1)
-    sites.bring(sites.export(versions=("2.0",), archs=("9.0",)))
+    sites.bring(sites.export(versions=("2.0",), archs=("9.0",)), versions=("2.0",), archs=("9.0",))
     assert sites.versions() == {"2.0"}
     assert verify(DirectoryBucket(sites.closed), sites.trust, Filter(), sites.settings("reader")).faults
 
@@ -366,6 +372,64 @@ def test_the_other_view_does_not_come_without_its_root(sites: Sites, snapshot: S
     assert sites.versions() == {"1.0"}
 
 
+# -- who decides what the mirror holds ---------------------------------------------------------------------------------
+
+
+def narrowed(archive: Path, said: Filter, without: set[str]) -> Path:
+    """What anybody who carries an archive can make of it without a key."""
+    rows = []
+    for info, content in members(archive):
+        if info.name == "mirror.json":
+            content = encode_filter(said)
+            info.size = len(content)
+        if info.name not in without:
+            rows.append((info, content))
+    return packed(archive.parent / "narrowed.tar", rows)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "said",
+    [Filter(versions=("1.0",)), Filter(archs=("9.0",)), Filter(libraries=("demo",), versions=("1.0",)), Filter()],
+)
+def test_whoever_carries_an_archive_does_not_decide_what_the_mirror_holds(
+    sites: Sites, snapshot: Snapshot, said: Filter, known: bool
+) -> None:
+    """With the blobs of the newest release taken out, and a filter that would have it so."""
+    old = set(open_archive(sites.export("old.tar")).members)
+    if known:
+        sites.bring(sites.base / "old.tar")
+    else:
+        sites.closed.mkdir()
+    sites.origin.release("2.0", content=1)
+    new = sites.export("new.tar")
+    evil = narrowed(new, said, {name for name in open_archive(new).members if name[:4] in ("blob", "targ")} - old)
+    told = refused(sites, evil, snapshot)
+    assert "together lack" in told
+    assert str(said) in told or said == Filter()
+    sites.bring(new)
+    assert sites.versions() == {"1.0", "2.0"}
+
+
+def test_a_part_is_brought_in_by_whoever_asks_for_it(sites: Sites, snapshot: Snapshot) -> None:
+    sites.origin.release("2.0", content=1)
+    part = sites.export("part.tar", versions=("2.0",))
+    sites.closed.mkdir()
+    assert "--release-version 2.0" in refused(sites, part, snapshot)
+    sites.bring(part, versions=("2.0",))
+    sites.bring(part)  # it is what the mirror holds by now
+    assert sites.versions() == {"2.0"}
+    whole = sites.export("whole.tar")
+    assert "--change-filter" in refused(sites, whole, snapshot)
+    sites.bring(whole, refilter=True)
+    assert sites.versions() == {"1.0", "2.0"}
+    with pytest.raises(ConfigError, match="would hold less"):
+        sites.bring(part, versions=("2.0",))
+    assert sites.versions() == {"1.0", "2.0"}
+    sites.bring(part, versions=("2.0",), refilter=True)
+    assert sites.versions() == {"2.0"}
+
+
 # -- older, and lost ---------------------------------------------------------------------------------------------------
 
 
@@ -488,6 +552,42 @@ def test_a_listing_that_is_none_is_refused(tmp_path: Path, content: bytes) -> No
     (tmp_path / "listing").write_bytes(content)
     with pytest.raises(VerificationError):
         read_listing(tmp_path / "listing")
+
+
+def test_a_place_that_holds_nothing_has_no_listing(tmp_path: Path) -> None:
+    """As one whose name is misspelt."""
+    with pytest.raises(SourceError, match="no part of a repository"):
+        listing(DirectoryBucket(tmp_path / "typo"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="no part of a repository"):
+        listing(DirectoryBucket(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("name", ["full.tar", "new", "empty"])
+def test_a_disk_that_is_full_is_the_same_fault_for_files_and_directories(sites: Sites, name: str) -> None:
+    """By the limit that the system keeps for the size of a file: the largest member does not fit."""
+    if name == "empty":
+        (sites.base / name).mkdir()
+    largest = max(path.stat().st_size for path in (sites.origin.path / "blobs/sha256").iterdir())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, before[1]))
+    try:
+        with pytest.raises(StoreError, match="cannot write"):
+            sites.export(name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    left = {path.name for path in sites.base.iterdir() if path.name == name or "partial" in path.name}
+    assert left == ({"empty"} if name == "empty" else set())
+    assert name != "empty" or not list((sites.base / name).iterdir())
+    sites.export(name)
+
+
+def test_a_file_is_not_written_over_a_directory(sites: Sites) -> None:
+    (sites.base / "x.tar").mkdir()
+    with pytest.raises(ConfigError, match="is a directory"):
+        sites.export("x.tar")
 
 
 def test_a_directory_that_holds_something_is_not_written_into(sites: Sites) -> None:

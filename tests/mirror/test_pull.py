@@ -23,6 +23,7 @@ from kartifacts.errors import (
     SourceError,
     VerificationError,
 )
+from kartifacts.mirror.carry import export
 from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.pull import Trust, pull
 from kartifacts.mirror.verify import verify
@@ -210,6 +211,48 @@ def test_a_misspelt_choice_is_no_empty_mirror(
     assert bucket.written == []
 
 
+@pytest.mark.parametrize("before", [{}, {"versions": ("1.0", "2.0")}, {"archs": ("9.0", "8.0")}])
+def test_a_mirror_comes_to_hold_less_only_if_somebody_says_so(
+    many: Origin, mirror: Do, snapshot: Snapshot, settings: Settings, tmp_path: Path, before: dict[str, Any]
+) -> None:
+    bucket = DirectoryBucket(tmp_path / "mirror")
+    mirror(bucket, **before)
+    held = snapshot(bucket.root)
+    less = {"versions": ("2.0",), "archs": ("9.0",)}
+    with pytest.raises(ConfigError, match=r"would hold less.*--release-version 2\.0 --archs '9\.0'"):
+        mirror(bucket, **less)
+    assert snapshot(bucket.root) == held
+    mirror(bucket)  # more is no loss
+    with pytest.raises(ConfigError, match="holds everything, and would hold less"):
+        mirror(bucket, **before, libraries=("demo",))
+    pull(many.source, bucket, many.trust, Filter(**less), settings, refilter=True)
+    assert [each.pin.version for each in verify(bucket, many.trust, None, settings).contents.releases] == ["2.0"]
+
+
+def test_a_bucket_that_somebody_publishes_into_is_not_made_a_part(many: Origin, mirror: Do, tmp_path: Path) -> None:
+    shutil.copytree(many.path, tmp_path / "copy")
+    with pytest.raises(ConfigError, match="holds everything"):
+        mirror(DirectoryBucket(tmp_path / "copy"), versions=("2.0",))
+
+
+@pytest.mark.parametrize("chosen", [{"versions": ("1.0",)}, {"archs": ("9.0", "8.6")}])
+def test_what_a_source_lacks_because_it_is_a_part_is_explained_by_its_filter(
+    many: Origin, mirror: Do, settings: Settings, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    """And nothing is left out because a source says that it is a part."""
+    mirror(DirectoryBucket(tmp_path / "part"), **chosen)
+    part = DirectorySource(tmp_path / "part", mirror=True)
+    for do in (
+        lambda held: pull(part, DirectoryBucket(tmp_path / "next"), many.trust, held, settings),
+        lambda held: export(part, tmp_path / "x.tar", many.trust, held, settings),
+    ):
+        with pytest.raises(SourceError) as caught:
+            do(Filter())
+        assert f"give {Filter(**chosen)} here" in str(caught.value.hint)
+        assert caught.value.message.startswith(("release index of", "manifest of", "bundle", "demo", "other"))
+        do(Filter(**chosen))
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +316,41 @@ def test_a_mirror_of_another_repository_is_not_taken_over(
     with pytest.raises(VerificationError, match="holds already is not what the root signs"):
         pull(other.source, DirectoryBucket(tmp_path / "mirror"), other.trust, Filter(), Settings(store=tmp_path / "s"))
     assert snapshot(tmp_path / "mirror") == before
+
+
+@pytest.mark.parametrize("directory", ["blobs", "targets", "metadata", "airgap"])
+def test_what_is_damaged_in_the_mirror_is_called_damage(
+    origin: Origin, mirror: Do, tmp_path: Path, directory: str
+) -> None:
+    """Not that somebody else was there, which would be over if it were run again."""
+    bucket = DirectoryBucket(tmp_path / "mirror")
+    mirror(bucket)
+    victims = [path for path in (bucket.root / directory).rglob("*") if path.is_file() and "timestamp" not in path.name]
+    for victim in sorted(victims)[::5]:
+        sound = victim.read_bytes()
+        victim.write_bytes(sound + b"x")
+        with pytest.raises(VerificationError) as caught:
+            mirror(bucket)
+        assert victim.name in str(caught.value)
+        victim.unlink()
+        mirror(bucket)
+        assert victim.read_bytes() == sound
+
+
+@pytest.mark.parametrize("last", ["index.json", "airgap/timestamp.json"])
+def test_who_fails_after_readers_see_the_new_state_says_so(
+    origin: Origin, settings: Settings, tmp_path: Path, last: str
+) -> None:
+    class Stubborn(DirectoryBucket):
+        def swap(self, path: str, *rest: Any) -> None:
+            if path == last:
+                raise SourceError(f"cannot write {path!r}")
+            super().swap(path, *rest)
+
+    with pytest.raises(SourceError, match=r"online.* view see the new state already"):
+        pull(origin.source, Stubborn(tmp_path / "mirror"), origin.trust, Filter(), settings)
+    report = verify(DirectoryBucket(tmp_path / "mirror"), Trust((origin.root("online"),)), None, settings)
+    assert (report.faults, len(report.contents.releases)) == ((), 1)
 
 
 def test_a_destination_that_damages_any_one_upload_shows_nothing_new(

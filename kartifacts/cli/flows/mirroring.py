@@ -34,9 +34,9 @@ def trust_of(roots: Sequence[Path], lock: Path | None, settings: Settings | None
     return Trust(tuple(map(read_root, roots)), None if lock is None else read_lock(lock))
 
 
-def filter_of(libraries: Sequence[str], versions: Sequence[str], channels: Sequence[str], archs: str) -> Filter:
+def filter_of(libraries: Sequence[str], versions: Sequence[str], channels: Sequence[str], archs: str | None) -> Filter:
     """What is to be mirrored; archs become canonical, so that `native` means this machine elsewhere too."""
-    devices = parse_archs(archs, native=native(archs)) if archs.strip() else ()
+    devices = () if archs is None else parse_archs(archs, native=native(archs))
     return Filter(
         libraries=tuple(sorted(set(libraries))),
         versions=tuple(sorted(set(versions))),
@@ -46,14 +46,23 @@ def filter_of(libraries: Sequence[str], versions: Sequence[str], channels: Seque
 
 
 def pull(
-    source: str, bucket: str, trust: Trust, chosen: Filter, settings: Settings, *, single_writer: bool = False
+    source: str,
+    bucket: str,
+    trust: Trust,
+    chosen: Filter,
+    settings: Settings,
+    *,
+    refilter: bool = False,
+    single_writer: bool = False,
 ) -> Report:
     """Bring a mirror to the state of `source`."""
     from kartifacts.mirror.pull import pull
 
     target = open_bucket(bucket, settings, single_writer=single_writer)
     with bar(settings, "mirroring", "B") as progress:
-        contents, done = pull(_open(source, settings), target, trust, chosen, settings, progress=progress)
+        contents, done = pull(
+            _open(source, settings), target, trust, chosen, settings, refilter=refilter, progress=progress
+        )
     return _brought(target.name, contents, done)
 
 
@@ -67,6 +76,7 @@ def verify(bucket: str, trust: Trust, chosen: Filter, settings: Settings, *, max
     return {
         "mirror": mirror.name,
         "pins": [msgspec.to_builtins(release.pin) for release in found.contents.releases],
+        "filter": str(found.chosen),
         "checked": found.checked,
         "damaged": [str(fault) for fault in found.faults if not fault.missing],
         "missing": [str(fault) for fault in found.faults if fault.missing],
@@ -108,13 +118,30 @@ def listing(bucket: str, settings: Settings) -> str:
     return listing(open_bucket(bucket, settings))
 
 
-def import_(archive: Path, bucket: str, trust: Trust, settings: Settings, *, single_writer: bool = False) -> Report:
+def import_(
+    archive: Path,
+    bucket: str,
+    trust: Trust,
+    chosen: Filter,
+    settings: Settings,
+    *,
+    refilter: bool = False,
+    single_writer: bool = False,
+) -> Report:
     """Bring a mirror to the state that was carried here."""
     from kartifacts.mirror.carry import import_
 
     target = open_bucket(bucket, settings, single_writer=single_writer)
     with bar(settings, "importing", "B") as progress:
-        contents, done = import_(archive, target, trust, settings, progress=progress)
+        contents, done = import_(
+            archive,
+            target,
+            trust,
+            settings,
+            chosen=None if chosen == Filter() else chosen,
+            refilter=refilter,
+            progress=progress,
+        )
     return _brought(target.name, contents, done)
 
 
@@ -123,6 +150,8 @@ def _open(text: str, settings: Settings) -> Source:
     from kartifacts.sources import open_mirror
     from kartifacts.sources.directory import DirectorySource
 
+    if not text:
+        raise ConfigError("no source was given: expected a directory, or a mirror as in KARTIFACTS_MIRRORS, got ''")
     path = directory_in(text) or (Path(text) if ":" not in text else None)
     if path is not None:
         if not path.is_dir():
