@@ -149,6 +149,23 @@ def test_exit_codes_tell_damage_from_age(publisher: Publisher, roots: tuple[Path
         (("pull", "SRC", "DST", "--root", "ROOT", "--archs", "9.0"), 3),
         (("pull", "SRC", "DST", "--root", "ROOT", "--archs", "sm_7"), 2),
         (("pull", "SRC", "DST", "--root", "ROOT", "--threads", "0"), 2),
+        (("pull", "SRC", "DST", "--root", "ROOT", "--archs", ""), 2),
+        (("pull", "SRC", "DST", "--root", "ROOT", "--library", ""), 2),
+        (("pull", "SRC", "DST", "--root", ""), 2),
+        (("pull", "SRC", "DST", "--lock", ""), 2),
+        (("pull", "", "DST", "--root", "ROOT"), 2),
+        (("pull", "SRC", "", "--root", "ROOT"), 2),
+        (("pull", "SRC", "dir:LOCK", "--root", "ROOT"), 2),
+        (("export", "", "x.tar", "--root", "ROOT"), 2),
+        (("export", "SRC", "", "--root", "ROOT"), 2),
+        (("export", "SRC", "DIR.tar", "--root", "ROOT"), 2),
+        (("export", "SRC", "x.tar", "--root", "ROOT", "--since", ""), 2),
+        (("import", "", "DST", "--root", "ROOT"), 2),
+        (("import", "SRC", "DST", "--root", "ROOT", "--archs", " "), 2),
+        (("import", "SRC", "dir:LOCK", "--root", "ROOT"), 2),
+        (("verify", "DST", "--root", "ROOT", "--archs", ""), 2),
+        (("list", "DST"), 4),
+        (("list", ""), 2),
         (("pull", "https://127.0.0.1:1", "DST", "--root", "ROOT"), 4),
         (("verify", "DST", "--root", "ROOT"), 5),
         (("verify", "DST", "--root", "ROOT", "--max-age", "soon"), 2),
@@ -167,12 +184,35 @@ def test_what_is_wrong_is_said_and_leaves_nothing(
         "ROOT": str(roots[0]),
         "LOCK": str(released.lock_file),
         "x.tar": str(tmp_path / "x.tar"),
+        "dir:LOCK": f"dir:{released.lock_file}",
+        "DIR.tar": str(tmp_path / "directory.tar"),
     }
+    (tmp_path / "directory.tar").mkdir()
     answer = Machine(tmp_path / "admin").cli("mirror", *(names.get(word, word) for word in arguments))
     expect(answer, code)
     assert answer.err.startswith("error: ")
     assert not (tmp_path / "mirror").exists()
     assert not (tmp_path / "x.tar").exists()
+
+
+def test_what_a_mirror_holds_is_changed_by_command_only(
+    publisher: Publisher, roots: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Neither by one that was meant for another mirror, nor by what somebody carries."""
+    machine, mirror, part = Machine(tmp_path / "admin"), f"dir:{tmp_path / 'mirror'}", tmp_path / "part.tar"
+    root, only = ("--root", roots[1]), ("--release-version", "1.0")
+    expect(machine.cli("mirror", "export", publisher.bucket, part, *root, *only))
+    expect(machine.cli("mirror", "import", part, mirror, *root, *only))
+    publisher.publish("2.0")
+    expect(machine.cli("mirror", "pull", publisher.bucket, mirror, *root))
+    for command in (("pull", publisher.bucket), ("import", part)):
+        told = expect(machine.cli("mirror", *command, mirror, *root, *only), 2).err
+        assert "would hold less: --release-version 1.0" in told
+        assert "--change-filter" in told
+    assert "for a part" not in expect(machine.cli("mirror", "verify", mirror, *root)).out
+    expect(machine.cli("mirror", "pull", publisher.bucket, mirror, *root, *only, "--change-filter"))
+    assert "for a part: --release-version 1.0" in expect(machine.cli("mirror", "verify", mirror, *root)).out
+    assert expect(machine.cli("mirror", "verify", mirror, *root, "--json")).data["filter"] == "--release-version 1.0"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
