@@ -45,6 +45,9 @@ def timestamp_command() -> None:
     help="Sign the role of this library anew too, however old it is; may be repeated.  Default: those in the last "
     "quarter of their life whose keys are in the keyring.",
 )
+@click.option(
+    "--clock-is-right", is_flag=True, help="Sign though what is public was signed later than now, by a wrong clock."
+)
 @single_writer_option
 @passphrase_option
 @json_option
@@ -53,6 +56,7 @@ def refresh_command(
     keyring: Path,
     view: str | None,
     libraries: tuple[str, ...],
+    clock_is_right: bool,
     single_writer: bool,
     passphrase_file: Path | None,
     as_json: bool,
@@ -69,6 +73,7 @@ def refresh_command(
         VIEWS[view] if view else (),
         config.read(),
         libraries=libraries,
+        clock_is_right=clock_is_right,
         single_writer=single_writer,
         secret=secret_of(passphrase_file),
     )

@@ -22,10 +22,10 @@ from tuf.api.metadata import MetaFile, Snapshot
 from kartifacts.errors import ConfigError, PublishConflict, VerificationError
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.model.manifest import Synced
-from kartifacts.publish import renewal, staged
+from kartifacts.publish import continuity, renewal, staged
 from kartifacts.publish.buckets import Bucket, Raced, Unlisted
 from kartifacts.publish.oci_index import change_index, reconciled
-from kartifacts.publish.public import Public, check_begun, read_as_reader, read_public
+from kartifacts.publish.public import Public, read_as_reader, read_public
 from kartifacts.trust.keygrants import grants_of, signed_by
 from kartifacts.trust.released import Released
 from kartifacts.trust.signed import lifetime, parse, parse_any
@@ -79,10 +79,10 @@ def commit(
         SourceError: the bucket cannot be written or read.
     """
     writer = _Writer(bucket, keyring, needs or {}, ready, now)
+    writer.check_goes_on()
     writer.put_roots()
     writer.round(changes)
     writer.finish_rotation()
-    staged.remember(keyring, bucket.name, writer.warn)
     return writer.seen_by_readers(changes)
 
 
@@ -92,6 +92,7 @@ def refresh_timestamp(
     views: Collection[View] | None = None,
     *,
     libraries: Collection[str] = (),
+    clock_is_right: bool = False,
     now: datetime | None = None,
 ) -> dict[View, Synced]:
     """Sign the timestamps of views anew, and what grows old: snapshots past half of their life, roles of libraries in
@@ -99,16 +100,17 @@ def refresh_timestamp(
 
     Args:
         libraries: whose roles are signed anew however old they are.
+        clock_is_right: though what is public was signed later than now.
 
     Raises:
         ConfigError: nothing is public there, so it is the wrong place; or a key is not here.
     """
-    check_begun(bucket)
+    continuity.check_begun(bucket)
     writer = _Writer(bucket, keyring, {}, lambda: None, now)
+    writer.check_goes_on(clock_is_right=clock_is_right)
     writer.put_roots()
     writer.round({library: _anew(library) for library in libraries}, anew=views or writer.views)
     writer.finish_rotation()
-    staged.remember(keyring, bucket.name, writer.warn)
     return writer.seen_by_readers({})
 
 
@@ -132,6 +134,7 @@ def check_change(
     """Raise what `commit` would raise, as far as that can be told before anything is sent."""
     writer = _Writer(bucket, keyring, {}, lambda: None, now)
     writer.warn = log.debug  # `commit` is about to say the same
+    writer.check_goes_on()
     public = writer.public("online")
     targets = writer.targets(public)
     for library, change in changes.items():
@@ -164,6 +167,9 @@ class _Writer:
 
     def public(self, view: View) -> Public:
         return read_public(self.bucket, self.keyring, view, self.now)
+
+    def check_goes_on(self, *, clock_is_right: bool = False) -> None:
+        continuity.check_goes_on(self.bucket, self.keyring, self.views, self.now, clock_is_right=clock_is_right)
 
     def put_roots(self) -> ConfigError | None:
         """Publish the roots that are staged, up to one that comes too early; then say why it does."""
@@ -237,18 +243,8 @@ class _Writer:
             try:
                 return self._put_role(library, public, targets, edit)
             except ConfigError as error:  # its keys are not here, or do not open
-                self._warn_if_expired(library, current, error)
+                renewal.warn_if_expired(library, current, self.now, error, self.warn)
         return None
-
-    def _warn_if_expired(self, library: str, current: bytes, error: ConfigError) -> None:
-        """Others are released and refreshed all the same: one library that nobody keeps is not to stop them."""
-        signed = parse_any(current, library).signed
-        if signed.is_expired(self.now):
-            self.warn(
-                f"the role of library {library!r} expired at {signed.expires:%Y-%m-%dT%H:%M:%SZ}, so who reads it, or "
-                f"all libraries at once, is refused; it was not signed anew: {error.message}.  `kartifacts timestamp "
-                "refresh` does so with its keys, or its next release; `kartifacts keys remove-library` takes it out"
-            )
 
     def _put_role(self, library: str, public: Public, targets: bytes, edit: Edit) -> staged.File:
         current = public.file(library)
@@ -358,6 +354,7 @@ class _Writer:
         for view in self.views:
             if view not in seen:
                 seen[view] = read_as_reader(self.bucket, self.keyring, view, self.now).seen
+        continuity.remember(self.keyring, self.bucket, seen, self.warn)
         return seen
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
-from kartifacts.errors import ConfigError, ExpiredMetadata
+from kartifacts.errors import ExpiredMetadata
 from kartifacts.model.layout import TIMESTAMP, View, metadata_path
 from kartifacts.publish.buckets import Bucket, Stamped
 from kartifacts.trust.client import Trusted, look, refresh
@@ -54,15 +54,6 @@ class Public(NamedTuple):
     def releases(self, library: str) -> Sequence[Released]:
         found = self.trusted.libraries.get(library) if self.trusted is not None else None
         return found.releases if found is not None else ()
-
-
-def check_begun(bucket: Bucket) -> None:
-    """Refuse to go on where nobody has begun, as with a name that was mistyped."""
-    if bucket.read(metadata_path("online", TIMESTAMP)) is None:
-        raise ConfigError(
-            f"nothing is signed in {bucket.name} yet; nothing was written",
-            hint="look at the name again; `kartifacts keys publish`, or `publish --keys`, begins a repository",
-        )
 
 
 def read_public(bucket: Bucket, keyring: Keyring, view: View, now: datetime) -> Public:

@@ -1,11 +1,11 @@
-"""Decides which roles of libraries are signed anew though nothing of them changes; pure."""
+"""Decides which roles of libraries are signed anew though nothing of them changes."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.publish.public import Public
 from kartifacts.trust.keygrants import grants_of, signed_by
 from kartifacts.trust.signed import lifetime, parse_any
@@ -40,3 +40,14 @@ def may_be(library: str, current: bytes, targets: bytes, keyring: Keyring, now: 
     known = {key.keyid for key in grants_of(targets)[library].keys}
     new = {keyid for keyid in exchange.new if keyid in known and keyring.holds(keyid)}
     return not new <= signed_by(current)
+
+
+def warn_if_expired(library: str, current: bytes, now: datetime, error: ConfigError, warn: Warn) -> None:
+    """Say of a role that could not be signed anew that it expired: it stops nobody but its own readers."""
+    signed = parse_any(current, library).signed
+    if signed.is_expired(now):
+        warn(
+            f"the role of library {library!r} expired at {signed.expires:%Y-%m-%dT%H:%M:%SZ}, so who reads it, or all "
+            f"libraries at once, is refused; it was not signed anew: {error.message}.  `kartifacts timestamp refresh` "
+            "does so with its keys, or its next release; `kartifacts keys remove-library` takes it out"
+        )

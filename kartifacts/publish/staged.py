@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from kartifacts.errors import ConfigError, StoreError, VerificationError
+from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.layout import View, metadata_path
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.public import Public
-from kartifacts.trust.keyfiles import note_bucket
 from kartifacts.trust.keygrants import Grant, grants_of
 from kartifacts.trust.keyring import ELSEWHERE
 from kartifacts.trust.signing import check_overlap, check_signed
@@ -105,22 +102,6 @@ def newest_root(keyring: Keyring, public: Public) -> bytes:
 def _of(keyring: Keyring, view: View, role: str) -> list[File]:
     staged = keyring.staged(view).items()
     return sorted(File(int(name.split(".")[0]), content) for name, content in staged if f".{role}." in name)
-
-
-def remember(keyring: Keyring, bucket: str, warn: Warn) -> None:
-    """Note the bucket that a keyring has published to; a second one is warned of, once."""
-    before = keyring.buckets()
-    name = f"dir:{os.path.abspath(bucket.removeprefix('dir:'))}" if bucket.startswith("dir:") else bucket
-    if name in before:
-        return
-    if before:
-        warn(
-            f"the keyring {str(keyring.path)!r} has published to {', '.join(before)} before, and now to {name}: each "
-            "gets versions of its own, and who reads one and then the other is refused; fill other buckets by "
-            "`kartifacts mirror pull` (no matter if this is the same one by another name, or takes its place)"
-        )
-    with suppress(StoreError):  # a keyring that cannot be written to publishes all the same
-        note_bucket(keyring, name)
 
 
 # -- who signs ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from securesystemslib.signer import Key
 from kartifacts.errors import ConfigError, StoreError
 from kartifacts.files.locking import hold
 from kartifacts.files.reading import read_regular
+from kartifacts.model.layout import View
 from kartifacts.trust.keygrants import Grant
 from kartifacts.trust.keyring import BUCKETS, KEYS, Entry, Keyring, Listed
 from kartifacts.trust.keysigner import Secret, check_uri, new_private_key
@@ -161,9 +162,10 @@ def replace(path: Path, content: bytes, *, private: bool = False) -> None:
         _sync(path.parent)
 
 
-def note_bucket(keyring: Keyring, name: str) -> None:
-    """Remember that a keyring has published to a bucket."""
-    put(keyring.path / BUCKETS, "".join(f"{each}\n" for each in (*keyring.buckets(), name)).encode())
+def note_bucket(keyring: Keyring, name: str, versions: Mapping[View, int]) -> None:
+    """Remember which timestamps a keyring has made public in a bucket."""
+    noted = {**keyring.buckets(), name: versions}
+    put(keyring.path / BUCKETS, json.dumps(noted, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def put(path: Path, content: bytes, *, private: bool = False) -> None:

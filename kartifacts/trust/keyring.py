@@ -4,7 +4,7 @@
     private/<role>-<id>.pem           private keys (PKCS8), if they are files of this keyring
     metadata/{N.root,N.targets}.json  signed files for the bucket; the roots say who signs what, and nothing else does
     airgap/N.root.json
-    buckets.txt                       where it has published to, a line each, so that a second place is warned of
+    buckets.json                      where it has published to, and the newest timestamps there: nothing may go back
 
 Private keys may lie elsewhere, or not be on this machine: what lacks them cannot sign, and can do all else.
 """
@@ -30,13 +30,13 @@ from kartifacts.trust.released import TOP_LEVEL
 from kartifacts.trust.signed import parse_any
 
 KEYS = "keys.json"
-BUCKETS = "buckets.txt"
+BUCKETS = "buckets.json"
 VIEWS: tuple[View, ...] = ("online", "airgap")
 ELSEWHERE = (
     "if they were exchanged, or this role was left out, export a new keyring from the one where the keys were made: "
     "`kartifacts keys export RING OUT --roles ROLE,...`, with --replace over an older one"
 )
-_WATCHED = (KEYS, "private", "metadata", "airgap")  # where others might change what is signed, or by what
+_WATCHED = (KEYS, BUCKETS, "private", "metadata", "airgap")  # where others might change what is signed, or by what
 _MAX_KEYS = 4 << 20  # bytes of keys.json
 _MAX_METADATA = 5_000_000
 _FILE = re.compile(r"([1-9][0-9]{0,17})\.(root|targets)\.json")
@@ -165,12 +165,15 @@ class Keyring:
     def _content(self, view: View, role: str, number: int) -> bytes:
         return self.content(self.file(view, f"{number}.{role}.json"))
 
-    def buckets(self) -> list[str]:
-        """Where it has published to."""
+    def buckets(self) -> dict[str, dict[View, int]]:
+        """Where it has published to, and the newest timestamp of each view there."""
+        path = self.path / BUCKETS
+        if not os.path.lexists(path):
+            return {}
         try:
-            return _read(self.path / BUCKETS, _MAX_METADATA).decode(errors="replace").splitlines()
-        except ConfigError:
-            return []  # nowhere yet, as far as can be told
+            return msgspec.convert(strict_json(_read(path, _MAX_METADATA), what=str(path)), dict[str, dict[View, int]])
+        except (msgspec.ValidationError, VerificationError) as error:
+            raise ConfigError(f"{str(path)!r} is damaged: {error}", hint="restore it from a backup") from error
 
     # -- who signs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -496,7 +497,7 @@ def test_what_is_signed_by_a_clock_that_is_far_behind_is_not_made_public(
 ) -> None:
     keyring = make_keys()
     publish(tiny(), bucket, keyring=keyring)
-    with pytest.raises(ExpiredMetadata):
+    with pytest.raises(ConfigError, match="clock of this machine"):
         commit(bucket, keyring, promoting("demo", "1.0", "stable"), now=now() - timedelta(days=60))
     assert released(bucket, keyring) == {"demo 1.0": ()}
 
@@ -719,6 +720,111 @@ def test_a_second_bucket_is_warned_of_once(
         assert "mirror pull" in said
         publish_staged(other, ring)
         assert len(warned(caplog)) == 1
+
+
+@pytest.mark.parametrize("view", ["online", "airgap"])
+@pytest.mark.parametrize("act", ["refresh", "promote", "keys"])
+def test_who_signs_by_a_clock_that_is_behind_changes_nothing(
+    make_keys: Make, bucket: DirectoryBucket, snapshot: Snapshot, act: str, view: View
+) -> None:
+    keyring = make_keys()
+    laid(bucket, keyring, now(), {"demo": now()})
+    refresh_timestamp(bucket, keyring, [view], now=now() + timedelta(hours=2))
+    before = snapshot(bucket.root)
+    acts = {
+        "refresh": lambda: refresh_timestamp(bucket, keyring),
+        "promote": lambda: commit(bucket, keyring, promoting("demo", "0", "stable")),
+        "keys": lambda: publish_staged(bucket, keyring),
+    }
+    with pytest.raises(ConfigError, match="clock of this machine") as caught:
+        acts[act]()
+    assert "--clock-is-right" in str(caught.value)
+    assert snapshot(bucket.root) == before
+    refresh_timestamp(bucket, keyring, clock_is_right=True)
+    refresh_timestamp(bucket, keyring)
+    assert set(released(bucket, keyring, view)) == {"demo 0"}
+
+
+def test_clocks_that_differ_a_little_stop_nobody(make_keys: Make, bucket: DirectoryBucket) -> None:
+    keyring = make_keys()
+    laid(bucket, keyring, now() + timedelta(minutes=30), {"demo": now()})
+    refresh_timestamp(bucket, keyring)
+
+
+@pytest.mark.parametrize(
+    ("fault", "view", "memory"),
+    [
+        ("gone", "online", "keyring"),
+        ("gone", "airgap", "keyring"),
+        ("older", "online", "keyring"),
+        ("older", "airgap", "keyring"),
+        ("gone", "online", "other view"),
+    ],
+)
+def test_a_timestamp_that_was_lost_or_went_back_is_not_built_upon(
+    make_keys: Make,
+    tiny: Make,
+    bucket: DirectoryBucket,
+    tmp_path: Path,
+    snapshot: Snapshot,
+    fault: str,
+    view: View,
+    memory: str,
+) -> None:
+    keyring = make_keys()
+    publish(tiny("1"), bucket, keyring=keyring)
+    path = bucket.root / metadata_path(view, "timestamp.json")
+    old = path.read_bytes()
+    for _ in range(3):
+        refresh_timestamp(bucket, keyring)
+    new = path.read_bytes()
+    path.unlink()
+    if fault == "older":
+        path.write_bytes(old)
+    if memory == "other view":
+        (keyring.path / "buckets.json").unlink()
+    before = snapshot(bucket.root)
+    for attempt in (publish_staged, refresh_timestamp):
+        with pytest.raises(VerificationError, match="nothing was changed"):
+            attempt(bucket, keyring)
+    with pytest.raises(VerificationError, match="nothing was changed"):
+        publish(tiny("2"), bucket, keyring=keyring)
+    assert snapshot(bucket.root) == before
+    path.write_bytes(new)
+    publish(tiny("2"), bucket, keyring=keyring)
+    assert set(released(bucket, keyring, view)) == {"demo 1", "demo 2"}
+
+
+def test_a_first_publish_that_was_cut_is_no_loss(make_keys: Make, tiny: Make, cut_bucket: Make, tmp_path: Path) -> None:
+    keyring = make_keys()
+    with pytest.raises(SourceError):
+        publish(tiny(), cut_bucket(tmp_path / "bucket", writes=12), keyring=keyring)
+    publish(tiny(), DirectoryBucket(tmp_path / "bucket"), keyring=keyring)
+    assert set(released(DirectoryBucket(tmp_path / "bucket"), keyring)) == {"demo 1.0"}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"x":{"online":"1"}}', b'{"x":{"other":1}}', b"\xff"])
+def test_a_damaged_memory_of_buckets_is_a_clear_error(make_keys: Make, bucket: DirectoryBucket, content: bytes) -> None:
+    keyring = make_keys()
+    (keyring.path / "buckets.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"buckets\.json"):
+        publish_staged(bucket, keyring)
+
+
+def test_a_keyring_that_cannot_be_written_to_publishes(
+    make_keys: Make, bucket: DirectoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = make_keys()
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kartifacts.trust.keyfiles.tempfile.mkstemp", refused)
+        publish_staged(DirectoryBucket(bucket.root), keyring)
+    assert keyring.buckets() == {}
+    publish_staged(bucket, keyring)
+    assert keyring.buckets() == {f"dir:{bucket.root}": {"online": 1, "airgap": 1}}
 
 
 # -- directories with metadata -----------------------------------------------------------------------------------------

@@ -319,6 +319,7 @@ def refresh_timestamp(
     settings: Settings,
     *,
     libraries: Sequence[str],
+    clock_is_right: bool,
     single_writer: bool,
     secret: Secret | None,
 ) -> Report:
@@ -336,7 +337,7 @@ def refresh_timestamp(
     for view in chosen:
         keyring.signers("timestamp", view=view)
     opened = open_bucket(bucket, settings, single_writer=single_writer)
-    seen = refresh_timestamp(opened, keyring, chosen, libraries=libraries)
+    seen = refresh_timestamp(opened, keyring, chosen, libraries=libraries, clock_is_right=clock_is_right)
     rows = [row for view in chosen for row in _expiries(opened, keyring, view)]
     rows.sort(key=lambda row: (row["expires"], row["role"]))
     moment, soon = _iso(now()), _iso(now() + SOON)

@@ -73,7 +73,7 @@ def _changed(
 ) -> Report:
     from kartifacts.publish.buckets import open_bucket
     from kartifacts.publish.commit import commit
-    from kartifacts.publish.public import check_begun
+    from kartifacts.publish.continuity import check_begun
 
     keyring = open_keyring(keys, secret)
     opened = open_bucket(bucket, settings, single_writer=single_writer)
@@ -98,7 +98,7 @@ def retain(
 ) -> Report:
     """Delete what nothing public reaches since `grace` seconds, and metadata that is older than `keep_metadata`."""
     from kartifacts.publish.buckets import open_bucket
-    from kartifacts.publish.public import check_begun
+    from kartifacts.publish.continuity import check_begun
     from kartifacts.publish.retention import retain
 
     opened = open_bucket(bucket, settings, single_writer=single_writer)
