@@ -29,7 +29,7 @@ from kartifacts.model.digest import Digest
 from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, OCI_LAYOUT_CONTENT, TIMESTAMP, blob_path, metadata_path
 from kartifacts.model.manifest import MAX_INDEX
 from kartifacts.publish import files
-from kartifacts.publish.buckets import Bucket
+from kartifacts.publish.buckets import Bucket, Unlisted
 from kartifacts.publish.leases import publishing
 from kartifacts.publish.repository import Blob
 from kartifacts.sources import Source
@@ -50,7 +50,12 @@ def listing(bucket: Bucket) -> str:
     """
     lines = []
     for directory in _DIRECTORIES:
-        for path, size, _ in bucket.list(directory):
+        try:
+            listed = bucket.list(directory)
+        except Unlisted as error:
+            error.hint = "export the whole for it, or list a directory that was filled with the same"
+            raise
+        for path, size, _ in listed:
             try:
                 check_member(path, size, bucket.name)
             except VerificationError:  # of somebody else

@@ -82,7 +82,8 @@ def test_age_and_expiry_are_told(origin: Origin, bucket: DirectoryBucket, settin
 def test_metadata_that_is_older_than_allowed_is_stale_though_not_expired(
     origin: Origin, mirror: Do, settings: Settings, tmp_path: Path
 ) -> None:
-    refresh_timestamp(DirectoryBucket(origin.path), origin.keyring, now=datetime.now(timezone.utc) - timedelta(days=3))
+    before = datetime.now(timezone.utc) - timedelta(days=3)
+    refresh_timestamp(DirectoryBucket(origin.path), origin.keyring, clock_is_right=True, now=before)
     bucket = DirectoryBucket(tmp_path / "mirror")
     mirror(bucket)
     online = verify(bucket, origin.trust, None, settings).freshness[0]
