@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, SourceError, VerificationError
+from kartifacts.errors import ConfigError, KartifactsError, SourceError, VerificationError
 from kartifacts.model.layout import check_path
 from kartifacts.remote.addresses import Address, parse, proxy_for, shown
-from kartifacts.remote.answers import TRANSIENT, innermost
+from kartifacts.remote.answers import REDIRECTS, TRANSIENT, innermost
+from kartifacts.remote.authorities import tls_hint
+from kartifacts.remote.patience import patient_pools
 
 if TYPE_CHECKING:
     from botocore.exceptions import BotoCoreError, ClientError
@@ -33,6 +35,7 @@ _CONNECTIONS = 64  # there are never more threads
 _THROTTLED = 1.0  # seconds to wait where a store says that there were too many requests, but not for how long
 _SLOWER = frozenset({"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded"})
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout"})  # on the way there, with status 400
+_TRAILERS = frozenset({"MissingContentLength", "XAmzContentSHA256Mismatch"})
 HINTS = {
     "AccessDenied": "the policy of the bucket or the user does not allow it; without s3:ListBucket S3 also says this "
     "of what is not there",
@@ -104,6 +107,8 @@ def place(text: str) -> Place:
         ConfigError: it is malformed; the message does not repeat what may be a password.
     """
     try:
+        if not text.isprintable():  # urlsplit would leave some of it out
+            raise ValueError("it has a control character in it")
         parts = urlsplit(text)
         if parts.scheme != "s3" or parts.fragment:
             raise ValueError("expected s3://bucket/prefix?endpoint=URL&region=NAME")
@@ -176,7 +181,7 @@ def connect(where: Place, settings: Settings) -> Client:
         raise ConfigError(f"{variable} names {authorities!r}, which is not a file of certificates; boto3 needs one")
     try:
         session = boto3.session.Session()
-        return session.client(
+        client = session.client(
             "s3",
             config=config,
             region_name=where.region or session.region_name or "us-east-1",
@@ -185,6 +190,33 @@ def connect(where: Place, settings: Settings) -> Client:
         )
     except (BotoCoreError, ValueError, OSError) as error:
         raise ConfigError(f"cannot speak to {where.name}: {str(error)[:300]}") from error
+    _check_credentials(session)
+    # There is no public way to give it connections; those that it has wait for ever for what trickles.
+    kinds = client._endpoint.http_session._pool_classes_by_scheme  # noqa: SLF001
+    kinds.update(patient_pools(kinds))
+    if where.endpoint:
+        # It would ask where the bucket is instead, and ask that by the same way, until the stack is full.
+        client.meta.events.register_first("needs-retry.s3", _refuse_redirect)
+    return client
+
+
+def _check_credentials(session: Any) -> None:
+    found = session.get_credentials()
+    if found is not None and not all(str(each or "").isprintable() for each in found.get_frozen_credentials()):
+        raise ConfigError(
+            "the credentials that boto3 found have a control character in them, such as a line break",
+            hint=HINTS["InvalidAccessKeyId"],
+        )
+
+
+def _refuse_redirect(response: tuple[Any, Any] | None = None, **_: object) -> None:
+    if response is not None and response[0].status_code in REDIRECTS:
+        where = shown(str(response[0].headers.get("Location", "")))
+        raise _Redirected(f"it answered {response[0].status_code} and redirects to {where!r}")
+
+
+class _Redirected(Exception):
+    """A store is not where it was said to be."""
 
 
 @contextmanager
@@ -217,22 +249,34 @@ def faults(verb: str, what: str, where: Place) -> Iterator[None]:
     """
     with _boto3_for(where):
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+        from urllib3.exceptions import HTTPError
 
+    doing = f"cannot {verb} {what!r} in {where.name}"
     try:
         yield
+    except KartifactsError:  # some are a ValueError too
+        raise
     except ClientError as error:
-        raise _answered(error, f"cannot {verb} {what!r} in {where.name}") from error
+        raise _answered(error, doing, where) from error
     except BotoCoreError as error:
-        raise _unanswered(error, f"cannot {verb} {what!r} in {where.name}") from error
+        raise _unanswered(error, doing) from error
+    except _Redirected as error:
+        raise S3Error(f"{doing}: {error}", permanent=True, hint="name that endpoint, if it is the right one") from error
+    except (HTTPError, OSError) as error:  # of a body that boto3 reads without looking after it
+        raise S3Error(f"{doing}: {innermost(error)}") from error
+    except (ResponseParserError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise S3Error(f"{doing}: what it answered is not of S3: {innermost(error)[:200]}", permanent=True) from error
 
 
-def _answered(error: ClientError, doing: str) -> S3Error:
+def _answered(error: ClientError, doing: str, where: Place) -> S3Error:
     answer: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
     status = int(answer.get("HTTPStatusCode") or 0)
     found = re.fullmatch(r"[A-Za-z0-9.]{1,64}", str(error.response.get("Error", {}).get("Code", "")))
     code = found[0] if found else ""
     missing = code in ("NoSuchKey", "NoSuchVersion") or (status == 404 and code != "NoSuchBucket")
-    transient = status in TRANSIENT or code in _DAMAGED or code in _SLOWER
+    plain = where.checksums == _CHECKSUMS[0] and code in _TRAILERS  # so that it was not for want of trailers
+    transient = status in TRANSIENT or code in _DAMAGED or code in _SLOWER or (plain and status == 400)
     pause: float | None = None
     asked = str(answer.get("HTTPHeaders", {}).get("retry-after", ""))
     if transient and re.fullmatch(r"\d{1,6}", asked):
@@ -247,12 +291,13 @@ def _answered(error: ClientError, doing: str) -> S3Error:
         denied=status == 403,
         permanent=not transient,
         retry_after=pause,
-        hint=HINTS.get(code) or (HINTS["AccessDenied"] if status == 403 else None),
+        hint=None if plain else HINTS.get(code) or (HINTS["AccessDenied"] if status == 403 else None),
     )
 
 
 def _unanswered(error: BotoCoreError, doing: str) -> S3Error:
     from botocore import exceptions as known
+    from urllib3.exceptions import LocationParseError
 
     if isinstance(error, (known.NoCredentialsError, known.PartialCredentialsError, known.CredentialRetrievalError)):
         return S3Error(f"{doing}: there are no credentials for it", permanent=True, hint=HINTS["InvalidAccessKeyId"])
@@ -262,10 +307,12 @@ def _unanswered(error: BotoCoreError, doing: str) -> S3Error:
         return S3Error(
             f"{doing}: TLS failed: {reason}",
             permanent=True,
-            hint="set REQUESTS_CA_BUNDLE or SSL_CERT_FILE to the certificate of the authority that signed the store's",
+            hint=tls_hint(given if isinstance(given, BaseException) else error),
         )
     if isinstance(error, (known.ConnectTimeoutError, known.ReadTimeoutError)):
         return S3Error(f"{doing}: it said nothing for too long")
+    if isinstance(given, LocationParseError):
+        return S3Error(f"{doing}: it redirects to what is no URL", permanent=True)
     passing = (known.HTTPClientError, known.ConnectionError, known.IncompleteReadError, known.FlexibleChecksumError)
     if isinstance(error, passing):
         return S3Error(f"{doing}: {reason}")

@@ -6,7 +6,6 @@ Reading kernels needs none of this: a source speaks for itself, without what url
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from kartifacts.remote.answers import REDIRECTS, TRANSIENT, asked_pause, innermo
 from kartifacts.remote.authorities import tls_context
 from kartifacts.remote.authorization import MAX_TOKEN, Authorization
 from kartifacts.remote.logins import Login, basic
+from kartifacts.remote.patience import patient
 from kartifacts.remote.registry import ACCEPT, Registry
 
 MAX_REDIRECTS = 5
@@ -177,22 +177,19 @@ class Writer:
                 "timeout": urllib3.Timeout(connect=self._settings.connect_timeout, read=self._settings.read_timeout),
             }
             if proxy is None:
-                self._pools[name] = urllib3.PoolManager(**options)
+                self._pools[name] = patient(urllib3.PoolManager(**options))
             else:
                 login = {"Proxy-Authorization": basic(proxy.login)} if proxy.login else {}
-                self._pools[name] = urllib3.ProxyManager(name, proxy_headers=login, **options)
+                self._pools[name] = patient(urllib3.ProxyManager(name, proxy_headers=login, **options))
         return self._pools[name]
 
     def _pieces(self, response: urllib3.BaseHTTPResponse, place: str, limit: int) -> Iterator[bytes]:
-        due = time.monotonic() + 10 * self._settings.read_timeout + limit / 4096  # however slowly it trickles
         received = 0
         try:
             for piece in response.stream(_PIECE):
                 received += len(piece)
                 if received > limit:
                     raise SourceError(f"{place} is larger than {limit} bytes; no more was read", permanent=True)
-                if time.monotonic() > due:
-                    raise SourceError(f"{place} sent {received} bytes in a time that is far too long")
                 yield piece
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise SourceError(f"{place} broke off after {received} bytes: {_reason(error)}") from error
@@ -276,7 +273,8 @@ def _no_answer(error: Exception, method: str, address: Address) -> SourceError:
         refused = "CERTIFICATE_VERIFY_FAILED" in str(error)
         why = "its certificate is not trusted" if refused else f"TLS failed: {_reason(error)}"
         return SourceError(f"{where}: {why}", permanent=True, hint=tls_hint(error))
-    if isinstance(error, urllib3.exceptions.TimeoutError):
+    refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # which urllib3 takes for a timeout
+    if isinstance(error, urllib3.exceptions.TimeoutError) and not refused:
         return SourceError(f"{where}: nothing came for too long")
     permanent = isinstance(error, (ssl.SSLError, urllib3.exceptions.SSLError, urllib3.exceptions.LocationValueError))
     return SourceError(f"{where}: {_reason(error)}", permanent=permanent)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, SourceError
+from kartifacts.model.manifest import MAX_PACK
 from kartifacts.publish.buckets.sent import Sent, served_as
 from kartifacts.remote.addresses import Address, parse, proxy_for, redirected, shown
 from kartifacts.remote.answers import REDIRECTS, TRANSIENT, asked_pause, innermost
 from kartifacts.remote.authorities import tls_context, tls_hint
 from kartifacts.remote.logins import Netrc, basic
+from kartifacts.remote.patience import at_most, patient
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -85,7 +87,7 @@ class Requests:
 
     def get(self, path: str, limit: int) -> tuple[bytes, Found]:
         content = bytearray()
-        with self._asked("GET", path) as answer:
+        with self._asked("GET", path, most=limit) as answer:
             for piece in answer.stream(_PIECE, decode_content=False):
                 content += piece
                 if len(content) > limit:
@@ -93,7 +95,7 @@ class Requests:
             return bytes(content), _found(answer)
 
     def pieces(self, path: str) -> Iterator[bytes]:
-        with self._asked("GET", path) as answer:
+        with self._asked("GET", path, most=MAX_PACK) as answer:
             yield from answer.stream(_PIECE, decode_content=False)
 
     def put(self, path: str, sent: Sent, condition: Mapping[str, str]) -> None:
@@ -119,7 +121,13 @@ class Requests:
 
     @contextmanager
     def _asked(
-        self, method: str, path: str, headers: Mapping[str, str] | None = None, sent: Sent | None = None
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        sent: Sent | None = None,
+        *,
+        most: int = _PIECE,
     ) -> Iterator[BaseHTTPResponse]:
         """A good answer, whose body can be read inside."""
         import urllib3
@@ -127,7 +135,8 @@ class Requests:
         doing = f"cannot {method} {path!r} in {self.name}"
         address = Address(*self._base.origin, f"{self._base.target.rstrip('/')}/{path}", self._base.login)
         try:
-            answer = self._answered(method, address, headers or {}, sent)
+            with at_most(most):
+                answer = self._answered(doing, method, address, headers or {}, sent)
             try:
                 self._check(answer, doing)
                 yield answer
@@ -140,21 +149,30 @@ class Requests:
             raise HttpError(f"{doing}: {_reason(error)}") from error
 
     def _answered(
-        self, method: str, address: Address, headers: Mapping[str, str], sent: Sent | None
+        self, doing: str, method: str, address: Address, headers: Mapping[str, str], sent: Sent | None
     ) -> BaseHTTPResponse:
         """The answer, of wherever reading is redirected to; a write is not."""
+        import urllib3
+
+        first = address
         for _ in range(_MAX_REDIRECTS + 1):
             lines = {"Accept-Encoding": "identity", "User-Agent": "kartifacts", **headers, **self._login(address)}
             with sent.open() if sent is not None else nullcontext() as body:
-                answer = self._pool.request(
-                    method,
-                    address.url,
-                    headers=lines,
-                    body=body,
-                    preload_content=False,
-                    retries=False,
-                    redirect=False,
-                )
+                try:
+                    answer = self._pool.request(
+                        method,
+                        address.url,
+                        headers=lines,
+                        body=body,
+                        preload_content=False,
+                        retries=False,
+                        redirect=False,
+                    )
+                except (urllib3.exceptions.HTTPError, OSError) as error:
+                    if address is first:
+                        raise
+                    where = shown(address.url)
+                    raise HttpError(f"{doing}: it redirects to {where!r}: {_reason(error)}") from error
             if answer.status not in REDIRECTS or method not in ("GET", "HEAD"):
                 return answer
             answer.close()
@@ -192,10 +210,11 @@ class Requests:
         timeout = urllib3.Timeout(connect=self._settings.connect_timeout, read=self._settings.read_timeout)
         context = tls_context(self._settings)
         proxy = proxy_for(self._base, self._settings)
+        options: dict[str, Any] = {"timeout": timeout, "ssl_context": context, "maxsize": 8}
         if proxy is None:
-            return urllib3.PoolManager(timeout=timeout, ssl_context=context, maxsize=8)
+            return patient(urllib3.PoolManager(**options))
         login = {"proxy-authorization": basic(proxy.login)} if proxy.login else {}
-        return urllib3.ProxyManager(proxy.url, proxy_headers=login, timeout=timeout, ssl_context=context, maxsize=8)
+        return patient(urllib3.ProxyManager(proxy.url, proxy_headers=login, **options))
 
 
 def _found(answer: BaseHTTPResponse) -> Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 
 from kartifacts.errors import ConfigError, PublishConflict, SourceError
 from kartifacts.publish.buckets import Bucket, Raced
@@ -15,15 +16,19 @@ class Unsupported(SourceError):
     """A store says of itself that it does not know conditional writes."""
 
 
-def check(bucket: Bucket, *, single_writer: bool) -> bool:
+def check(bucket: Bucket, plain: Callable[[str], None], *, single_writer: bool) -> bool:
     """Whether conditional writes are kept.
+
+    Args:
+        plain: writes something under a path without a condition.
 
     Raises:
         ConfigError: they are not, and others may be writing there.
+        SourceError: nothing can be written there at all.
     """
     probe = f"probe/{uuid.uuid4().hex}"
     try:
-        broken = _broken(bucket, probe)
+        broken = _broken(bucket, probe, plain)
     finally:
         try:
             bucket.delete(probe)
@@ -40,10 +45,10 @@ def check(bucket: Bucket, *, single_writer: bool) -> bool:
     return not broken
 
 
-def _broken(bucket: Bucket, probe: str) -> str:
+def _broken(bucket: Bucket, probe: str, plain: Callable[[str], None]) -> str:
     """What is wrong with a bucket; "" if nothing is."""
     try:
-        bucket.put_if_absent(probe, b"1")
+        _begin(bucket, probe)
         try:
             bucket.put_if_absent(probe, b"2")
         except PublishConflict:
@@ -62,4 +67,23 @@ def _broken(bucket: Bucket, probe: str) -> str:
     except Raced as error:
         return f"it refuses to replace a pointer that nobody has changed: {error.message}"
     except Unsupported as error:
+        try:
+            plain(probe)
+        except SourceError as refused:
+            raise SourceError(
+                f"{bucket.name} takes no writes: {refused.message}",
+                denied=refused.denied,
+                permanent=True,
+                hint="it may be for reading only: publish where the server's files come from",
+            ) from refused
         return error.message
+
+
+def _begin(bucket: Bucket, probe: str) -> None:
+    try:
+        bucket.put_if_absent(probe, b"1")
+    except PublishConflict as error:
+        raise SourceError(
+            f"{bucket.name} says that it holds {probe!r}, a name that was made up just now: what answers is no store",
+            permanent=True,
+        ) from error

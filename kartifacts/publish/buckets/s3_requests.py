@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from kartifacts.config import Settings
+from kartifacts.model.manifest import MAX_PACK
 from kartifacts.publish.buckets import Listed
 from kartifacts.publish.buckets.sent import Sent, served_as
 from kartifacts.remote import s3
+from kartifacts.remote.patience import at_most
 from kartifacts.remote.s3 import Client, S3Error, faults
 
 _WRITE = "kartifacts-write"  # metadata of an object: which write made it
 _PIECE = 1 << 20
+_ANSWER = 16 << 20  # bytes of an answer that is no object
 
 
 class Found(NamedTuple):
@@ -49,7 +53,7 @@ class Requests:
             raise
 
     def get(self, path: str, limit: int) -> tuple[bytes, Found]:
-        with self._faults("read", path):
+        with self._faults("read", path, limit):
             answer = self._client.get_object(**self._named(path))
             found = _found(answer)
             if found.size > limit:
@@ -59,8 +63,10 @@ class Requests:
             return answer["Body"].read(), found
 
     def pieces(self, path: str) -> Iterator[bytes]:
+        with self._faults("read", path, MAX_PACK):
+            body = self._client.get_object(**self._named(path))["Body"]
         with self._faults("read", path):
-            yield from self._client.get_object(**self._named(path))["Body"].iter_chunks(_PIECE)
+            yield from body.iter_chunks(_PIECE)
 
     def put(self, path: str, sent: Sent, write: str, condition: Mapping[str, str]) -> None:
         with self._faults("write", path), sent.open() as body:
@@ -134,8 +140,10 @@ class Requests:
             "Metadata": metadata,
         }
 
-    def _faults(self, verb: str, path: str) -> Any:
-        return faults(verb, path, self.place)
+    @contextmanager
+    def _faults(self, verb: str, path: str, most: int = _ANSWER) -> Iterator[None]:
+        with faults(verb, path, self.place), at_most(most):
+            yield
 
     @cached_property
     def _client(self) -> Client:
@@ -144,4 +152,6 @@ class Requests:
 
 def _found(answer: Mapping[str, Any]) -> Found:
     metadata = {str(name).lower(): str(value) for name, value in answer.get("Metadata", {}).items()}
+    if "ContentLength" not in answer:
+        raise ValueError("it gives no Content-Length")
     return Found(int(answer["ContentLength"]), str(answer.get("ETag", "")).strip('"'), metadata.get(_WRITE, ""))
