@@ -165,7 +165,7 @@ def replace(path: Path, content: bytes, *, private: bool = False) -> None:
 def note_bucket(keyring: Keyring, name: str, versions: Mapping[View, int]) -> None:
     """Remember which timestamps a keyring has made public in a bucket."""
     noted = {**keyring.buckets(), name: versions}
-    put(keyring.path / BUCKETS, json.dumps(noted, indent=1, ensure_ascii=False).encode() + b"\n")
+    replace(keyring.path / BUCKETS, json.dumps(noted, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def put(path: Path, content: bytes, *, private: bool = False) -> None:

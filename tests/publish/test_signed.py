@@ -30,7 +30,7 @@ from kartifacts.publish.verify import verify_repository
 from kartifacts.trust.client import refresh
 from kartifacts.trust.keyceremony import export, init
 from kartifacts.trust.keychange import add_library, finish, remove_library, renew, rotate
-from kartifacts.trust.keyfiles import Plan
+from kartifacts.trust.keyfiles import Plan, replace
 from kartifacts.trust.keygrants import signed_by
 from kartifacts.trust.keyring import Keyring
 from kartifacts.trust.released import Released
@@ -809,6 +809,21 @@ def test_a_damaged_memory_of_buckets_is_a_clear_error(make_keys: Make, bucket: D
     (keyring.path / "buckets.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"buckets\.json"):
         publish_staged(bucket, keyring)
+
+
+def test_of_two_who_note_their_first_bucket_at_once_none_fails(
+    make_keys: Make, bucket: DirectoryBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = make_keys()
+
+    def first(path: Path, content: bytes) -> None:
+        monkeypatch.undo()
+        (keyring.path / "buckets.json").write_text('{"dir:/elsewhere": {"online": 1}}')
+        replace(path, content)
+
+    monkeypatch.setattr("kartifacts.trust.keyfiles.replace", first)
+    publish_staged(bucket, keyring)
+    assert f"dir:{bucket.root}" in keyring.buckets()
 
 
 def test_a_keyring_that_cannot_be_written_to_publishes(
