@@ -14,6 +14,7 @@ import pytest
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, KartifactsError, SourceError
 from kartifacts.publish.buckets import Bucket, open_bucket
+from kartifacts.remote.authorities import NO_TLS_HINT
 
 PATH = "metadata/timestamp.json"
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -221,3 +222,27 @@ def test_a_place_with_a_control_character_is_refused_and_not_cleaned(text: str) 
     for scheme in ("s3", "http", "https", "oci", "oci+http"):
         with pytest.raises(ConfigError):
             open_bucket(text.replace("s3", scheme, 1), Settings())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tls_with_who_speaks_none_is_not_called_a_matter_of_certificates(
+    serve: Callable[..., Server], kind: str
+) -> None:
+    server = serve(lambda: iter([b"HTTP/1.1 400 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"]))
+    over_tls = kind.replace("oci+http", "oci").replace("http://", "https://")
+    with pytest.raises(SourceError, match="TLS") as caught:
+        opened(over_tls, server).get(PATH)
+    assert caught.value.hint == NO_TLS_HINT
+
+
+@pytest.mark.parametrize(("checksums", "passing"), [("", True), ("&checksums=when_supported", False)])
+def test_bytes_that_were_damaged_on_their_way_are_not_called_a_matter_of_trailers(
+    serve: Callable[..., Server], checksums: str, passing: bool
+) -> None:
+    said = b"<Error><Code>XAmzContentSHA256Mismatch</Code></Error>"
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(said)}\r\nConnection: close\r\n\r\n"
+    server = serve(lambda: iter([head.encode() + said]))
+    with pytest.raises(SourceError, match="XAmzContentSHA256Mismatch") as caught:
+        opened(KINDS[1] + checksums, server).list("metadata")
+    assert caught.value.permanent is not passing
+    assert ("trailers" in str(caught.value.hint)) is not passing
