@@ -278,7 +278,7 @@ def import_(
     except SourceError as error:
         if not error.missing:
             raise
-        raise _lacks(archive, bucket, error.message, said, chosen) from error
+        raise _lacks(archive, bucket, error.message, said, chosen, error.hint) from error
     _check_names(archive, contents, said, chosen)
     lacking = [name for name in sorted(contents.paths - set(archive.members)) if bucket.size(name) is None]
     if lacking:
@@ -288,8 +288,10 @@ def import_(
     return contents, promote(contents, chosen, carried, bucket, threads=threads, progress=progress)
 
 
-def _lacks(archive: Archive, bucket: Bucket, what: str, said: Filter, chosen: Filter) -> VerificationError:
-    hint = "export again without --since, or with a listing of this mirror as it is now"
+def _lacks(
+    archive: Archive, bucket: Bucket, what: str, said: Filter, chosen: Filter, why: str | None = None
+) -> VerificationError:
+    hint = why or "export again without --since, or with a listing of this mirror as it is now"
     if not said.covers(chosen):
         hint = (
             f"the archive says that it carries a part: {said}; if that is what you want, give these options here too "

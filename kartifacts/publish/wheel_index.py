@@ -94,7 +94,10 @@ def _read(path: Path) -> Listed:
     try:
         project, version, _, _ = parse_wheel_filename(path.name)
         with zipfile.ZipFile(path) as archive:
-            [member] = [info for info in archive.infolist() if _is_metadata(info.filename)]
+            found = [info for info in archive.infolist() if _is_metadata(info.filename)]
+            if len(found) != 1:  # of two with one name, one tool would read the first and another the last
+                raise ValueError(f"it has {len(found)} files METADATA, and one is expected")
+            [member] = found
             if member.file_size > _MAX_METADATA:
                 raise ValueError(f"its METADATA has {member.file_size} bytes")
             metadata = archive.read(member)

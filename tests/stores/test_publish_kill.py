@@ -32,7 +32,7 @@ POINTERS = ("index.json", "metadata/timestamp.json", "airgap/timestamp.json")
 @pytest.fixture(
     params=[
         pytest.param("http", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.stores) for name in ("seaweedfs", "ceph")),
+        *(pytest.param(name, marks=pytest.mark.stores) for name in ("seaweedfs", "ceph", "registry")),
     ],
     scope="session",
 )
@@ -42,6 +42,10 @@ def places(request: pytest.FixtureRequest) -> Iterator[Callable[[], Place]]:
         with put_server() as server:
             numbers = iter(range(1000))
             yield lambda: Place(f"{server.url}/{next(numbers)}")
+    elif request.param == "registry":
+        port, _ = request.getfixturevalue("registry")
+        names = iter(range(1000))
+        yield lambda: Place(f"oci+http://127.0.0.1:{port}/killed/{next(names)}", {}, single_writer=True)
     else:
         running: S3Server = request.getfixturevalue(request.param)
         yield running.place
@@ -95,7 +99,12 @@ class Cut:
 def copied(directory: Path, place: Place) -> Bucket:
     """Everything of a directory bucket in a place."""
     bucket = place.open()
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+
+    def rank(path: Path) -> tuple[int, Path]:  # a registry takes nothing that names what it does not hold yet
+        content = path.read_bytes()
+        return 2 if b'"manifests"' in content else 1 if b'"layers"' in content else 0, path
+
+    for path in sorted((path for path in directory.rglob("*") if path.is_file()), key=rank):
         name = path.relative_to(directory).as_posix()
         if name in POINTERS:
             bucket.swap(name, path.read_bytes(), None)
@@ -199,6 +208,8 @@ def test_of_publishers_at_once_none_loses_a_release(
     places: Callable[[], Place], keyring: Keyring, sources: Sources
 ) -> None:
     place = places()
+    if place.single_writer:
+        pytest.skip("what is published there is published by one at a time")
     wanted = [
         [f"{library} {number}.{minor}" for minor in range(3)] for number, library in enumerate(["demo", "more"] * 2)
     ]

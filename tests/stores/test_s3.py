@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -130,6 +131,37 @@ def test_a_large_blob_goes_in_parts_and_one_part_that_is_lost_goes_again(
     relay.requests.clear()
     assert bucket.put_if_absent(path, file) == "same"
     assert len(relay.requests) == 1  # nothing is read back, since the ETag of these parts is known
+
+
+def test_what_is_sent_carries_its_checksums(server: S3Server, large: tuple[str, Path]) -> None:
+    """So that a store which looks at them refuses what was damaged on the way."""
+    path, file = large
+    bucket: Any = server.place().open()
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def seen(request: Any, event_name: str, **_: Any) -> None:
+        sent.append((event_name.rpartition(".")[2], dict(request.headers.items())))
+
+    bucket._requests._client.meta.events.register("before-send.s3", seen)
+    bucket.put_if_absent(blob_of(b"small"), b"small")
+    bucket.put_if_absent(path, file)
+    [put] = [headers for name, headers in sent if name == "PutObject"]
+    assert _text(put["x-amz-checksum-sha256"]) == base64.b64encode(hashlib.sha256(b"small").digest()).decode()
+    assert _text(put["Content-MD5"]) == base64.b64encode(hashlib.md5(b"small").digest()).decode()
+    content = file.read_bytes()
+    parts = [
+        (int(headers["Content-Length"]), _text(headers["Content-MD5"]))
+        for name, headers in sent
+        if name == "UploadPart"
+    ]
+    step = max(size for size, _ in parts)
+    slices = [content[at : at + step] for at in range(0, len(content), step)]
+    wanted = [(len(part), base64.b64encode(hashlib.md5(part).digest()).decode()) for part in slices]
+    assert sorted(parts) == sorted(wanted)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def test_a_killed_upload_leaves_no_object_and_is_tidied_up_later(

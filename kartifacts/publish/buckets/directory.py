@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from kartifacts.errors import ConfigError, PublishConflict, SourceError
+from kartifacts.errors import PublishConflict, SourceError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import check_path
@@ -87,7 +87,7 @@ class DirectoryBucket:
         """A directory keeps what it promises: writers take turns by a lock, and names appear by link."""
         with self._faults("look at", "."):
             if self.root.exists() and not self.root.is_dir():
-                raise ConfigError(f"{self.name} is no directory, so nothing can be put into it")
+                raise SourceError(f"{self.name} is no directory, so nothing can be put into it", permanent=True)
 
     def tidy(self) -> None:
         with self._faults("tidy", "."):
