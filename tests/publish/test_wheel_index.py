@@ -130,6 +130,16 @@ def without_metadata(path: Path) -> None:
         archive.writestr("x", "y")
 
 
+def with_a_name_twice(path: Path) -> None:  # of which one tool reads the first, and another the last
+    import zipfile
+
+    add_wheel(path.parent.parent / "whole", "twice").rename(path)
+    with zipfile.ZipFile(path) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("METADATA")]
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr(name, "Name: other\n")
+
+
 def cut_short(path: Path) -> None:
     path.write_bytes(add_wheel(path.parent.parent / "whole", "cut").read_bytes()[:-30])
 
@@ -144,6 +154,7 @@ def link_to_nothing(path: Path) -> None:
         ("bad-1.0-py3-none-any.whl", not_a_zip),
         ("bad-1.0-py3-none-any.whl", without_metadata),
         ("bad-1.0-py3-none-any.whl", cut_short),
+        ("bad-1.0-py3-none-any.whl", with_a_name_twice),
         ("bad-1.0-py3-none-any.whl", link_to_nothing),
         ("bad-1.0-py3-none-any.whl", Path.mkdir),
         ("bad.whl", not_a_zip),
