@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,34 @@ from pathlib import Path
 import pytest
 
 _IMPORTS = "grp, os, pwd, ssl, tqdm, zstandard, kartifacts.config, kartifacts.fetch, kartifacts.sources.http"
+
+
+_ports: Iterator[int] = iter(())
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody uses, and that no other test is about to use."""
+    global _ports
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    for _ in range(2):  # once more from the beginning, where others have ended since
+        for first in _ports:
+            if first % count == 0 and all(map(_is_free, range(first, first + count))):
+                for _ in range(count - 1):
+                    next(_ports, None)
+                return first
+        # Below the ports that connections take, and for each worker another part.
+        begin = 20_000 + int(worker.removeprefix("gw")) % 6 * 2_000
+        _ports = iter(range(begin + os.getpid() % 18 * 100, begin + 1_992))
+    pytest.fail("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @pytest.fixture

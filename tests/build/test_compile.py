@@ -524,8 +524,10 @@ def stuck_build(
         "KARTIFACTS_CXX": str(compiler.path),
         "KARTIFACTS_JOBS": "2",
     }
+    # Whoever runs the tests by nohup has the signal ignored, which a process inherits.
+    code = f"import signal\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)\n{BUILD}"
     process = subprocess.Popen(
-        [sys.executable, "-c", BUILD, str(root), str(CPU)], env=environ, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code, str(root), str(CPU)], env=environ, stderr=subprocess.DEVNULL
     )
     hanging = int(told.read_text())
     return process, hanging

@@ -17,7 +17,8 @@ import pytest
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
 from tests.conftest import CPU_ARCHS, Answer, Machine, Released
-from tests.sources.test_nginx import SCRIPT, free_ports
+from tests.processes import free_ports
+from tests.sources.test_nginx import SCRIPT
 
 PAGE = Path(__file__).parents[2] / "docs/howto/air-gap.md"
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 
 from kartifacts.testing import Mirror, faults
 from tests.conftest import CALL, CPU_ARCHS, Compiler, Machine, Released
+from tests.processes import free_ports
 
 CHECKOUT = Path(__file__).parents[2]
 TOLERANCE = {"float16": 5e-4, "float32": 1e-6}  # relative, of a whole array
@@ -32,9 +32,7 @@ result = {"origin": kernel.origin, "arch": str(kernel.arch), "path": str(kernel.
 def nginx(tree: Path, state: Path) -> Iterator[str]:
     """The URL of a real nginx that serves `tree`."""
     script = CHECKOUT / "ci/stores/nginx"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports(4)
     try:
         subprocess.run([script, "start", state, tree, str(port)], check=True, stdout=subprocess.DEVNULL)
         yield f"http://127.0.0.1:{port}"

@@ -25,7 +25,8 @@ from kartifacts.publish.wheel_audit import audit
 from kartifacts.testing import Mirror
 from tests.conftest import Answer, Content, Machine, MakeRelease, Released
 from tests.e2e.test_places import NOBODY, read_only, state_of
-from tests.sources.test_nginx import SCRIPT, free_ports
+from tests.processes import free_ports
+from tests.sources.test_nginx import SCRIPT
 
 PACKAGE = Path(kartifacts.__file__).parent
 NAME = "kartifacts-kartifacts"

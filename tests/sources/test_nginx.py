@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from kartifacts.errors import SourceError
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import blob_path
 from kartifacts.sources.http import HttpSource
+from tests.processes import free_ports
 
 pytestmark = [
     pytest.mark.nginx,
@@ -35,23 +35,6 @@ class Nginx:
     port: int
     authority: Path
     log: Path
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody uses."""
-    for first in range(21000, 29000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for number, probe in enumerate(sockets):
-                probe.bind(("127.0.0.1", first + number))
-        except OSError:
-            continue
-        else:
-            return first
-        finally:
-            for probe in sockets:
-                probe.close()
-    pytest.fail("no free ports")
 
 
 @pytest.fixture(scope="module")

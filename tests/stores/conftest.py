@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import uuid
@@ -19,6 +18,7 @@ from kartifacts import config
 from kartifacts.config import Settings
 from kartifacts.publish.buckets import Bucket, open_bucket
 from kartifacts.remote import s3
+from tests.processes import free_ports
 
 SCRIPTS = Path(__file__).parents[2] / "ci" / "stores"
 PATH = f"{Path(sys.executable).parent}:/usr/sbin:/sbin:{os.environ.get('PATH', os.defpath)}"
@@ -29,23 +29,6 @@ AWS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody uses."""
-    for first in range(23000 + os.getpid() % 40 * 100, 32000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for number, probe in enumerate(sockets):
-                probe.bind(("127.0.0.1", first + number))
-        except OSError:
-            continue
-        else:
-            return first
-        finally:
-            for probe in sockets:
-                probe.close()
-    pytest.fail("no free ports")
 
 
 def require(*programs: str) -> None:

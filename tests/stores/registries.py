@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from tests.stores.conftest import free_ports, require, run_script
+from tests.processes import free_ports
+from tests.stores.conftest import require, run_script
 
 
 @dataclass(frozen=True)
