@@ -13,14 +13,14 @@ from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.errors import ConfigError
 from kartifacts.model.digest import sha256
-from kartifacts.model.layout import View
+from kartifacts.model.layout import VIEWS, View
 
 if TYPE_CHECKING:
     from kartifacts.trust.keysigner import Secret
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
-VIEWS: dict[str, tuple[View, ...]] = {"online": ("online",), "airgap": ("airgap",), "all": ("online", "airgap")}
+CHOICES: dict[str, tuple[View, ...]] = {**{view: (view,) for view in VIEWS}, "all": VIEWS}
 _MAX_PASSPHRASE = 4096  # bytes
 
 keys_option = click.option(
@@ -41,7 +41,7 @@ _encrypt_option = click.option(
     help="Ask for a passphrase and encrypt new private keys by it; a keyring that has encrypted ones always does.",
 )
 _view_option = click.option(
-    "--view", type=click.Choice(list(VIEWS)), default="all", show_default=True, help="Readers that are meant."
+    "--view", type=click.Choice(list(CHOICES)), default="all", show_default=True, help="Readers that are meant."
 )
 single_writer_option = click.option(
     "--single-writer",
@@ -243,7 +243,7 @@ def rotate_command(
     report = flow.rotate(
         directory,
         role,
-        views=VIEWS[view],
+        views=CHOICES[view],
         only=only,
         signers=signers,
         finish=finish,
@@ -263,7 +263,7 @@ def renew_command(directory: Path, role: str, view: str, passphrase_file: Path |
     """Sign the next version of root or targets, which expires later and says the same."""
     from kartifacts.cli.flows import keys as flow
 
-    _emit_staged(as_json, flow.renew(directory, role, views=VIEWS[view], secret=secret_of(passphrase_file)))
+    _emit_staged(as_json, flow.renew(directory, role, views=CHOICES[view], secret=secret_of(passphrase_file)))
 
 
 def _emit_staged(as_json: bool, report: dict[str, Any]) -> None:
@@ -313,13 +313,13 @@ def export_command(directory: Path, out: Path, roles: str, view: str, replace: b
     from kartifacts.cli.flows import keys as flow
 
     names = [name.strip() for name in roles.split(",") if name.strip()]
-    report = flow.export(directory, out, roles=names, views=VIEWS[view], replace=replace)
+    report = flow.export(directory, out, roles=names, views=CHOICES[view], replace=replace)
     emit(as_json, report, _shown(report))
 
 
 @keys_command.command("root")
 @click.argument("directory", type=_DIRECTORY)
-@click.option("--view", type=click.Choice(["online", "airgap"]), default="online", show_default=True)
+@click.option("--view", type=click.Choice(VIEWS), default="online", show_default=True)
 @click.option("--out", type=_FILE, help="File to write; default: standard output.")
 @json_option
 def root_command(directory: Path, view: View, out: Path | None, as_json: bool) -> None:

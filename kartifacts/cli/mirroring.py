@@ -11,6 +11,7 @@ import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
+from kartifacts.cli.keys import single_writer_option
 from kartifacts.errors import ExpiredMetadata, VerificationError
 
 
@@ -73,11 +74,6 @@ def _filtering(command: click.decorators.FC) -> click.decorators.FC:
 _change_filter = click.option(
     "--change-filter", is_flag=True, help="BUCKET may hold less from now on than mirror.json there says."
 )
-_single_writer = click.option(
-    "--single-writer",
-    is_flag=True,
-    help="Nobody else writes to BUCKET meanwhile, so its writes need not be conditional.",
-)
 _threads = click.option("--threads", default=None, help="Parallel transfers; default: KARTIFACTS_DOWNLOAD_THREADS.")
 
 
@@ -92,7 +88,7 @@ def mirror_command() -> None:
 @_trusting
 @_filtering
 @_change_filter
-@_single_writer
+@single_writer_option
 @_threads
 @json_option
 def pull_command(
@@ -231,7 +227,7 @@ def list_command(bucket: str, as_json: bool) -> None:
 @_trusting
 @_filtering
 @_change_filter
-@_single_writer
+@single_writer_option
 @_threads
 @json_option
 def import_command(

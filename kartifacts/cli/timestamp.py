@@ -9,7 +9,7 @@ import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
-from kartifacts.cli.keys import VIEWS, keys_option, passphrase_option, secret_of, single_writer_option, views_shown
+from kartifacts.cli.keys import CHOICES, keys_option, passphrase_option, secret_of, single_writer_option, views_shown
 
 
 def _soon(row: dict[str, Any]) -> str:
@@ -34,7 +34,7 @@ def timestamp_command() -> None:
 @keys_option
 @click.option(
     "--view",
-    type=click.Choice(list(VIEWS)),
+    type=click.Choice(list(CHOICES)),
     default=None,
     help="Default: those whose timestamp key is in the keyring.",
 )
@@ -70,7 +70,7 @@ def refresh_command(
     report = flow.refresh_timestamp(
         bucket,
         keyring,
-        VIEWS[view] if view else (),
+        CHOICES[view] if view else (),
         config.read(),
         libraries=libraries,
         clock_is_right=clock_is_right,

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NewType, NoReturn
 
 from kartifacts.errors import VerificationError
@@ -22,6 +22,15 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 def sha256(data: bytes | bytearray | memoryview) -> Digest:
     return Digest(hashlib.sha256(data).hexdigest())
+
+
+def digest_of(pieces: Iterable[bytes]) -> tuple[Digest, int]:
+    """sha256 and size of bytes that are not in memory as a whole."""
+    hashed, size = hashlib.sha256(), 0
+    for piece in pieces:
+        hashed.update(piece)
+        size += len(piece)
+    return Digest(hashed.hexdigest()), size
 
 
 def parse_digest(text: str, *, what: str = "") -> Digest:

@@ -54,13 +54,14 @@ def loose_path(digest: Digest, suffix: str) -> str:
 View = Literal["online", "airgap"]
 """One repository is signed twice: for readers who ask it daily, and for those who carry it across."""
 
-_VIEWS: dict[View, str] = {"online": "metadata", "airgap": "airgap"}
+VIEWS: tuple[View, ...] = ("online", "airgap")
+_DIRECTORIES: dict[View, str] = {"online": "metadata", "airgap": "airgap"}
 TIMESTAMP = "timestamp.json"
 
 
 def metadata_path(view: View, name: str) -> str:
     """Where the metadata file `name` (``3.snapshot.json``, ``timestamp.json``) of a view lies."""
-    return f"{_VIEWS[view]}/{name}"
+    return f"{_DIRECTORIES[view]}/{name}"
 
 
 def target_name(library: str, version: str, kind: str = "index") -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import socket
@@ -19,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kartifacts.files.reading import open_regular, read_regular
-from kartifacts.model.digest import Digest
+from kartifacts.model.digest import Digest, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +72,7 @@ def update(path: Path, change: Change) -> bool:
 
 def digest(content: bytes | Path) -> tuple[Digest, int]:
     """sha256 and size."""
-    hashed, size = hashlib.sha256(), 0
-    for piece in _pieces(content):
-        hashed.update(piece)
-        size += len(piece)
-    return Digest(hashed.hexdigest()), size
+    return digest_of(_pieces(content))
 
 
 def make_parents(path: Path) -> None:

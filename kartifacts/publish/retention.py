@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.model.digest import parse_digest, sha256, strict_json
-from kartifacts.model.layout import OCI_INDEX, View, blob_path, target_path
+from kartifacts.model.layout import OCI_INDEX, VIEWS, View, blob_path, target_path
 from kartifacts.model.manifest import MAX_INDEX, MEDIA_INDEX, MEDIA_MANIFEST
 from kartifacts.publish.buckets import Bucket, Listed
 from kartifacts.publish.leases import DELETING, deleting, parse_time, tombstones
@@ -128,7 +128,7 @@ def _is_loose(entry: Listed, reached: set[str], young: datetime) -> bool:
 def _reached(bucket: Bucket, keyring: Keyring, now: datetime) -> set[str]:
     """The paths of all that somebody who reads now may ask for."""
     reached: set[str] = set()
-    views: tuple[View, ...] = ("online", "airgap")
+    views: tuple[View, ...] = VIEWS
     shown = [read_public(bucket, keyring, view, now).trusted for view in views]
     if not any(shown):
         raise ConfigError(

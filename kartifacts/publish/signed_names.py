@@ -9,11 +9,10 @@ from pathlib import Path
 from kartifacts.errors import ConfigError, SourceError, VerificationError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import parse_digest, strict_json
-from kartifacts.model.layout import TIMESTAMP, View, check_name, metadata_path
+from kartifacts.model.layout import TIMESTAMP, VIEWS, View, check_name, metadata_path
 from kartifacts.model.manifest import MAX_INDEX, Pin
 
 _MAX_METADATA = 5_000_000  # bytes; as much as a client reads
-_VIEWS: tuple[View, ...] = ("online", "airgap")
 
 
 def view_of(directory: Path) -> View | None:
@@ -24,7 +23,7 @@ def view_of(directory: Path) -> View | None:
         SourceError: one cannot tell.
     """
     broken = []
-    for view in _VIEWS:
+    for view in VIEWS:
         begin = directory / metadata_path(view, TIMESTAMP)
         try:
             os.stat(begin)

@@ -29,7 +29,7 @@ from kartifacts.files.locking import elsewhere, hold
 from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import check_trusted, make_directory
 from kartifacts.model.digest import strict_json
-from kartifacts.model.layout import TIMESTAMP, View, metadata_path
+from kartifacts.model.layout import TIMESTAMP, VIEWS, View, metadata_path
 from kartifacts.trust.client import Read
 from kartifacts.trust.client_state import check_state
 from kartifacts.trust.signed import check_parsed, parse_any
@@ -38,8 +38,7 @@ MAX_METADATA = 5_000_000  # bytes, whatever length signed metadata promises of o
 PATIENCE = 600.0  # seconds for all of a run, since a source may spread its answers
 _JUDGED = ("root", "timestamp", "snapshot", "targets")  # in this order, and then libraries
 
-_VIEWS: tuple[View, ...] = ("online", "airgap")
-_BEGINNINGS = {metadata_path(view, TIMESTAMP): view for view in _VIEWS}  # what a view has if it has anything
+_BEGINNINGS = {metadata_path(view, TIMESTAMP): view for view in VIEWS}  # what a view has if it has anything
 
 _NAMED = re.compile(r"(?:.*/)?(?:[0-9]+\.)?(?P<role>[^/]+)\.json")
 _NEXT_ROOT = re.compile(r"(?:.*/)?[0-9]+\.root\.json")

@@ -11,7 +11,7 @@ import msgspec
 from securesystemslib.signer import Signer
 
 from kartifacts.errors import ConfigError
-from kartifacts.model.layout import View
+from kartifacts.model.layout import VIEWS, View
 from kartifacts.trust.keyfiles import (
     Plan,
     changing,
@@ -25,7 +25,7 @@ from kartifacts.trust.keyfiles import (
     write_listed,
 )
 from kartifacts.trust.keygrants import Grant, root_of, targets_of
-from kartifacts.trust.keyring import BUCKETS, VIEWS, Entry, Keyring, Listed, is_per_view, label
+from kartifacts.trust.keyring import BUCKETS, Entry, Keyring, Listed, is_per_view, label
 from kartifacts.trust.keysigner import Secret
 from kartifacts.trust.keysound import check_sound
 from kartifacts.trust.released import TOP_LEVEL, check_library

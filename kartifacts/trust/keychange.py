@@ -15,12 +15,12 @@ import msgspec
 from securesystemslib.signer import Key
 
 from kartifacts.errors import ConfigError
-from kartifacts.model.layout import View
+from kartifacts.model.layout import VIEWS, View
 from kartifacts.trust import keytravel
 from kartifacts.trust.keyceremony import check_separate
 from kartifacts.trust.keyfiles import Made, Plan, changing, create, held, make_keys, write_listed
 from kartifacts.trust.keygrants import Grant, grants_of, root_of, targets_of
-from kartifacts.trust.keyring import VIEWS, Exchange, Keyring, is_per_view, label
+from kartifacts.trust.keyring import Exchange, Keyring, is_per_view, label
 from kartifacts.trust.keysigner import Secret
 from kartifacts.trust.released import TOP_LEVEL, check_library
 from kartifacts.trust.signed import parse_any

@@ -23,7 +23,7 @@ from kartifacts.errors import ConfigError, StoreError, VerificationError
 from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import check_trusted
 from kartifacts.model.digest import strict_json
-from kartifacts.model.layout import View, metadata_path
+from kartifacts.model.layout import VIEWS, View, metadata_path
 from kartifacts.trust.keygrants import Grant, grants_of
 from kartifacts.trust.keysigner import Secret, is_encrypted, open_signer
 from kartifacts.trust.released import TOP_LEVEL
@@ -31,7 +31,6 @@ from kartifacts.trust.signed import parse_any
 
 KEYS = "keys.json"
 BUCKETS = "buckets.json"
-VIEWS: tuple[View, ...] = ("online", "airgap")
 ELSEWHERE = (
     "if they were exchanged, or this role was left out, export a new keyring from the one where the keys were made: "
     "`kartifacts keys export RING OUT --roles ROLE,...`, with --replace over an older one"

@@ -8,8 +8,9 @@ from pathlib import Path
 from securesystemslib.exceptions import UnverifiedSignatureError
 
 from kartifacts.errors import VerificationError
+from kartifacts.model.layout import VIEWS
 from kartifacts.trust.keygrants import grants_of
-from kartifacts.trust.keyring import VIEWS, Keyring
+from kartifacts.trust.keyring import Keyring
 from kartifacts.trust.signed import parse_any, signed_bytes
 from kartifacts.trust.signing import check_signed
 

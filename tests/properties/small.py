@@ -19,7 +19,7 @@ from kartifacts.mirror.filters import Filter
 from kartifacts.mirror.reading import BucketSource, Reader
 from kartifacts.mirror.trusting import Basis
 from kartifacts.model.digest import sha256
-from kartifacts.model.layout import View
+from kartifacts.model.layout import VIEWS, View
 from kartifacts.model.manifest import Synced
 from kartifacts.model.materials import Content, Materials
 from kartifacts.publish.attestations import Believed, check_release, index_of
@@ -30,7 +30,7 @@ from kartifacts.publish.repository import Repository
 from kartifacts.trust.client import refresh
 from kartifacts.trust.keyceremony import init
 from kartifacts.trust.keychange import renew
-from kartifacts.trust.keyring import VIEWS, Keyring
+from kartifacts.trust.keyring import Keyring
 from kartifacts.trust.released import Released
 
 BUILDER = "https://ci.example/builders/7"

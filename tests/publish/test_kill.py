@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from kartifacts.errors import SourceError
+from kartifacts.model.layout import VIEWS
 from kartifacts.publish.buckets import Bucket
 from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.commit import commit, publish_staged, refresh_timestamp
@@ -20,7 +21,7 @@ from kartifacts.publish.editing import promoting, retiring
 from kartifacts.publish.protocol import publish
 from kartifacts.trust.keychange import add_library, finish, rotate
 from kartifacts.trust.keyfiles import Plan
-from kartifacts.trust.keyring import VIEWS, Keyring
+from kartifacts.trust.keyring import Keyring
 
 Make = Callable[..., Any]
 Act = Callable[[Bucket], object]

@@ -25,9 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from kartifacts.errors import ConfigError, KartifactsError, StoreError, VerificationError
+from kartifacts.model.layout import VIEWS
 from kartifacts.trust import keyceremony, keychange
 from kartifacts.trust.keyfiles import Plan
-from kartifacts.trust.keyring import VIEWS, Keyring
+from kartifacts.trust.keyring import Keyring
 from kartifacts.trust.keysigner import check_uri, new_private_key, open_private, open_signer, read_public
 from kartifacts.trust.keytravel import sign_file
 from kartifacts.trust.signing import check_signed, role_with

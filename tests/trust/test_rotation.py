@@ -12,7 +12,7 @@ import pytest
 
 from kartifacts.errors import ConfigError, KartifactsError, VerificationError
 from kartifacts.model.digest import sha256
-from kartifacts.model.layout import View, metadata_path
+from kartifacts.model.layout import VIEWS, View, metadata_path
 from kartifacts.model.manifest import Pin
 from kartifacts.publish.buckets import Stamped
 from kartifacts.publish.buckets.directory import DirectoryBucket
@@ -21,7 +21,7 @@ from kartifacts.trust import keyceremony, keychange
 from kartifacts.trust.client import refresh
 from kartifacts.trust.keyfiles import Plan
 from kartifacts.trust.keygrants import grants_of, root_of
-from kartifacts.trust.keyring import VIEWS, Keyring
+from kartifacts.trust.keyring import Keyring
 from kartifacts.trust.released import Released
 from kartifacts.trust.signing import check_overlap
 

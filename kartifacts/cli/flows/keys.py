@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kartifacts.cli.flows.shared import Report
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, VerificationError
-from kartifacts.model.layout import View
+from kartifacts.model.layout import VIEWS, View
 from kartifacts.model.manifest import Synced
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SOON = timedelta(days=60)
 _SIGN = "kartifacts keys sign adds signatures; then publish again"
-_VIEWS: tuple[View, ...] = ("online", "airgap")
 
 
 def now() -> datetime:
@@ -94,7 +93,7 @@ def _labels(name: str) -> list[str]:
     """A role as it is called in a keyring; one of a view, named without it, is that of both."""
     from kartifacts.trust.keyring import is_per_view, label
 
-    return [label(name, view) for view in _VIEWS] if is_per_view(name) else [name]
+    return [label(name, view) for view in VIEWS] if is_per_view(name) else [name]
 
 
 def _with_threshold(text: str, signers: tuple[tuple[str, Key], ...] = ()) -> Plan:
@@ -239,7 +238,7 @@ def show(path: Path) -> Report:
     keyring = open_keyring(path)
     roles = {}
     for role in (*TOP_LEVEL, *keyring.libraries()):
-        for view in _VIEWS if is_per_view(role) else _VIEWS[:1]:
+        for view in VIEWS if is_per_view(role) else VIEWS[:1]:
             grant, name = keyring.grant(role, view), label(role, view)
             exchange = keyring.exchange(role, view)
             roles[name] = {
@@ -255,7 +254,7 @@ def show(path: Path) -> Report:
                 ],
             }
     files = []
-    for view in _VIEWS:
+    for view in VIEWS:
         for name, content in keyring.staged(view).items():
             if view == "online" or not name.endswith(".targets.json"):
                 signed = parse_any(content, name).signed
@@ -296,7 +295,7 @@ def publish_staged(
 
     keyring = open_keyring(path, secret)
     opened = open_bucket(bucket, settings, single_writer=single_writer)
-    for view in _VIEWS:
+    for view in VIEWS:
         if keyring.available("timestamp", view=view) and (missing := lacks(keyring, view, keyring.root(view))):
             raise VerificationError(f"nothing was published: {missing}", hint=_SIGN)
     opened.preflight()
@@ -333,7 +332,7 @@ def refresh_timestamp(
     from kartifacts.publish.commit import refresh_timestamp
 
     keyring = open_keyring(path, secret)
-    chosen = list(views) or [view for view in _VIEWS if keyring.available("timestamp", view=view)] or ["online"]
+    chosen = list(views) or [view for view in VIEWS if keyring.available("timestamp", view=view)] or ["online"]
     for view in chosen:
         keyring.signers("timestamp", view=view)
     opened = open_bucket(bucket, settings, single_writer=single_writer)

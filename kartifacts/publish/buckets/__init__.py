@@ -13,6 +13,7 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, PublishConflict, SourceError
 from kartifacts.files.directories import directory_in
 from kartifacts.model.digest import Digest
+from kartifacts.model.layout import check_path
 from kartifacts.remote.addresses import shown
 
 MAX_SMALL = 64 << 20  # bytes of an object that is read whole
@@ -110,6 +111,25 @@ class Bucket(Protocol):
     def tidy(self) -> None:
         """Remove what writers that were killed have left behind."""
         ...
+
+
+def checked(path: str) -> str:
+    """Give back a path if it leads nowhere out of a bucket; else `VerificationError`."""
+    return check_path(path, what="a path in a bucket")
+
+
+def taken(bucket: Bucket, path: str) -> PublishConflict:
+    """The error for a name under which other bytes lie."""
+    return PublishConflict(
+        f"{bucket.name} already holds other bytes under {path!r}; they were left as they are",
+        hint="a name never changes its content: publish under another version; "
+        "a blob whose sha256 is not its name is damaged: remove it by hand and publish again",
+    )
+
+
+def raced(bucket: Bucket, path: str) -> Raced:
+    """The error for a pointer that is not any more what it was."""
+    return Raced(f"{path!r} in {bucket.name} was changed by somebody else in the meantime")
 
 
 def update(bucket: Bucket, path: str, change: Change) -> bool:

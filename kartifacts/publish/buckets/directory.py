@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from kartifacts.errors import PublishConflict, SourceError
+from kartifacts.errors import SourceError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest
-from kartifacts.model.layout import check_path
 from kartifacts.publish import files
-from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped
+from kartifacts.publish.buckets import MAX_SMALL, Listed, Stamped, checked, raced, taken
 
 
 class DirectoryBucket:
@@ -31,11 +30,7 @@ class DirectoryBucket:
                 return "created"
             same = files.digest(self._place(path)) == files.digest(content)
         if not same:
-            raise PublishConflict(
-                f"{self.name} already holds other bytes under {path!r}; they were left as they are",
-                hint="a name never changes its content: publish under another version; "
-                "a blob whose sha256 is not its name is damaged: remove it by hand and publish again",
-            )
+            raise taken(self, path)
         return "same"
 
     def copy_if_absent(self, source: str, path: str) -> Literal["created", "same"]:
@@ -64,7 +59,7 @@ class DirectoryBucket:
     def swap(self, path: str, content: bytes, before: Stamped | None) -> None:
         def changed(current: bytes | None) -> bytes:
             if current != (before.content if before is not None else None):
-                raise Raced(f"{path!r} in {self.name} was changed by somebody else in the meantime")
+                raise raced(self, path)
             return content
 
         with self._faults("write", path):
@@ -95,7 +90,7 @@ class DirectoryBucket:
                 files.reap(directory)
 
     def _place(self, path: str) -> Path:
-        return self.root / check_path(path, what="a path in a bucket")
+        return self.root / checked(path)
 
     @contextmanager
     def _faults(self, verb: str, path: str) -> Iterator[None]:

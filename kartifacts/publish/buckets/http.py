@@ -5,17 +5,14 @@ Such servers give no listing that all of them have, so none is asked for.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from kartifacts.config import Settings
-from kartifacts.errors import PublishConflict
-from kartifacts.model.digest import Digest
-from kartifacts.model.layout import check_path
-from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped, Unlisted, preflight
+from kartifacts.model.digest import Digest, digest_of
+from kartifacts.publish.buckets import MAX_SMALL, Listed, Stamped, Unlisted, checked, preflight, raced, taken
 from kartifacts.publish.buckets.http_requests import Found, HttpError, Requests
 from kartifacts.publish.buckets.preflight import Unsupported
 from kartifacts.publish.buckets.sent import Sent, holds_digest
@@ -59,7 +56,7 @@ class HttpBucket:
 
     def put_if_absent(self, path: str, content: bytes | Path) -> _Outcome:
         sent = Sent(content)
-        if holds_digest(_checked(path)) or not self._conditional:
+        if holds_digest(checked(path)) or not self._conditional:
             found = self._head(path)
             if found is not None:
                 return self._same(path, sent, found)
@@ -89,17 +86,10 @@ class HttpBucket:
         return self.put_if_absent(path, self.get(source))
 
     def get(self, path: str, limit: int = MAX_SMALL) -> bytes:
-        return self._persist(lambda: self._requests.get(_checked(path), limit))[0]
+        return self._persist(lambda: self._requests.get(checked(path), limit))[0]
 
     def digest(self, path: str) -> tuple[Digest, int]:
-        def attempt() -> tuple[Digest, int]:
-            hashed, size = hashlib.sha256(), 0
-            for piece in self._requests.pieces(_checked(path)):
-                hashed.update(piece)
-                size += len(piece)
-            return Digest(hashed.hexdigest()), size
-
-        return self._persist(attempt)
+        return self._persist(lambda: digest_of(self._requests.pieces(checked(path))))
 
     def size(self, path: str) -> int | None:
         found = self._head(path)
@@ -107,7 +97,7 @@ class HttpBucket:
 
     def read(self, path: str) -> Stamped | None:
         try:
-            content, found = self._persist(lambda: self._requests.get(_checked(path), MAX_SMALL))
+            content, found = self._persist(lambda: self._requests.get(checked(path), MAX_SMALL))
         except HttpError as error:
             if error.missing:
                 return None
@@ -124,7 +114,7 @@ class HttpBucket:
         def attempt() -> None:
             nonlocal unknown
             if not self._conditional and self.read(path) != before:
-                raise self._raced(path)
+                raise raced(self, path)
             try:
                 self._put(path, sent, condition if self._conditional else {})
             except HttpError as error:
@@ -136,7 +126,7 @@ class HttpBucket:
                     log.info("%s, but it did take effect", error.message)
                     return
                 if state != before or error.permanent:
-                    raise self._raced(path) from error
+                    raise raced(self, path) from error
                 raise
 
         self._persist(attempt)
@@ -149,14 +139,14 @@ class HttpBucket:
         )
 
     def delete(self, path: str) -> None:
-        self._persist(lambda: self._requests.delete(_checked(path)))
+        self._persist(lambda: self._requests.delete(checked(path)))
 
     def tidy(self) -> None:
         """A server throws away by itself what was not sent whole."""
 
     def _put(self, path: str, sent: Sent, condition: dict[str, str]) -> None:
         try:
-            self._requests.put(_checked(path), sent, condition)
+            self._requests.put(checked(path), sent, condition)
         except HttpError as error:
             if condition and error.status in _UNKNOWN_TO_IT:
                 raise Unsupported(error.message, permanent=True) from error
@@ -166,24 +156,13 @@ class HttpBucket:
         digest, size = sent.digest
         if found.size in (None, size) and (found.sha256 == digest or self.digest(path) == sent.digest):
             return "same"
-        raise PublishConflict(
-            f"{self.name} already holds other bytes under {path!r}; they were left as they are",
-            hint="a name never changes its content: publish under another version; "
-            "a blob whose sha256 is not its name is damaged: remove it by hand and publish again",
-        )
+        raise taken(self, path)
 
     def _head(self, path: str) -> Found | None:
-        return self._persist(lambda: self._requests.head(_checked(path)))
+        return self._persist(lambda: self._requests.head(checked(path)))
 
     def _persist(self, act: Callable[[], _T]) -> _T:
         return persist(act, retries=self._retries)
-
-    def _raced(self, path: str) -> Raced:
-        return Raced(f"{path!r} in {self.name} was changed by somebody else in the meantime")
-
-
-def _checked(path: str) -> str:
-    return check_path(path, what="a path in a bucket")
 
 
 def _again(error: HttpError) -> HttpError:

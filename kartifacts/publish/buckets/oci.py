@@ -6,22 +6,21 @@ to say that he is alone.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 from urllib.parse import urlencode
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, PublishConflict, SourceError, VerificationError
-from kartifacts.model.digest import Digest, sha256, strict_json
-from kartifacts.model.layout import OCI_INDEX, check_path
+from kartifacts.model.digest import Digest, digest_of, sha256, strict_json
+from kartifacts.model.layout import OCI_INDEX
 from kartifacts.model.manifest import MAX_INDEX, MAX_PACK, MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
-from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped, Unlisted
+from kartifacts.publish.buckets import MAX_SMALL, Listed, Stamped, Unlisted, checked, raced
 from kartifacts.publish.buckets.oci_content import blob_digest, named, subject_of, with_referrer, written_at
 from kartifacts.publish.buckets.sent import Sent
 from kartifacts.publish.buckets.uploads import CHUNK, Uploads, check_digest, length_of
@@ -43,20 +42,6 @@ from kartifacts.remote.writer import MAX_ANSWER, Refused, Reply, Writer
 log = logging.getLogger(__name__)
 
 _MAX_PAGES = 10_000
-
-
-class Refers(Protocol):
-    """A bucket in which manifests can be found by what they refer to."""
-
-    def refer(self, manifest: bytes) -> Digest:
-        """Store an OCI manifest that has a `subject`, so that whoever asks for its referrers finds it.
-
-        Its config and layers are there already.
-
-        Raises:
-            VerificationError: it has no subject.
-        """
-        ...
 
 
 class _File(NamedTuple):
@@ -136,12 +121,8 @@ class OciBucket:
         address = self._content_address(path, MAX_PACK)
 
         def once() -> tuple[Digest, int]:
-            hashed, size = hashlib.sha256(), 0
             with self._writer.stream(address, MAX_PACK) as pieces:
-                for piece in pieces:
-                    hashed.update(piece)
-                    size += len(piece)
-            return Digest(hashed.hexdigest()), size
+                return digest_of(pieces)
 
         return persist(once, retries=self._retries)
 
@@ -173,7 +154,7 @@ class OciBucket:
         self._check_alone()
         found = self._file(path)
         if (found.mark if found is not None else "") != (before.mark if before is not None else ""):
-            raise self._raced(path)
+            raise raced(self, path)
         if path == OCI_INDEX:
             self._tag_images(content, before.content if before is not None else None)
         self._write_file(path, Sent(content))
@@ -189,7 +170,7 @@ class OciBucket:
     # -- all of them ---------------------------------------------------------------------------------------------------
 
     def list(self, prefix: str) -> list[Listed]:
-        below = check_path(prefix, what="a path in a bucket") + "/"
+        below = checked(prefix) + "/"
         if below.startswith("blobs/"):
             raise Unlisted(
                 f"{self.name} cannot list its blobs, as no registry can",
@@ -221,6 +202,13 @@ class OciBucket:
         """A registry forgets uploads that were not finished by itself."""
 
     def refer(self, manifest: bytes) -> Digest:
+        """Store an OCI manifest that has a `subject`, so that whoever asks for its referrers finds it.
+
+        Its config and layers are there already.
+
+        Raises:
+            VerificationError: it has no subject.
+        """
         about = subject_of(manifest)
         if about is None:
             raise VerificationError("a manifest without a subject refers to nothing")
@@ -259,7 +247,7 @@ class OciBucket:
         self._put_manifest(tag_of(path), manifest, MEDIA_MANIFEST)
         found = self._file(path)
         if found is None or found.mark != f"sha256:{sha256(manifest)}":
-            raise self._raced(path)
+            raise raced(self, path)
 
     def _put_blob(self, sent: Sent) -> None:
         digest, size = sent.digest
@@ -268,7 +256,7 @@ class OciBucket:
                 self._uploads.send(digest, file, size)
 
     def _file(self, path: str) -> _File | None:
-        return self._file_at(tag_of(check_path(path, what="a path in a bucket")), path)
+        return self._file_at(tag_of(checked(path)), path)
 
     def _file_at(self, tag: str, path: str) -> _File | None:
         reply = self._ask("GET", self._registry.manifest(tag), hoped=(200, 404), limit=MAX_FILE_MANIFEST)
@@ -370,6 +358,3 @@ class OciBucket:
             f"{self.name} already holds other bytes under {path!r}; they were left as they are",
             hint="a name never changes its content: publish under another version",
         )
-
-    def _raced(self, path: str) -> Raced:
-        return Raced(f"{path!r} in {self.name} was changed by somebody else in the meantime")

@@ -8,8 +8,9 @@ from typing import Any
 
 from kartifacts.errors import VerificationError
 from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
-from kartifacts.model.layout import OCI_INDEX, check_path
+from kartifacts.model.layout import OCI_INDEX
 from kartifacts.model.manifest import MEDIA_INDEX, MEDIA_MANIFEST, Descriptor
+from kartifacts.publish.buckets import checked
 from kartifacts.remote.registry import CREATED
 
 _REF_NAME = "org.opencontainers.image.ref.name"
@@ -63,7 +64,7 @@ def with_referrer(index: bytes | None, manifest: bytes, where: str) -> bytes:
 
 
 def blob_digest(path: str) -> Digest | None:
-    found = _BLOB.fullmatch(check_path(path, what="a path in a bucket"))
+    found = _BLOB.fullmatch(checked(path))
     return Digest(found[1]) if found else None
 
 

@@ -5,7 +5,6 @@ Every write leaves a mark of its own, by which a writer that got no clear answer
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 import uuid
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from kartifacts.config import Settings
-from kartifacts.errors import PublishConflict, SourceError
-from kartifacts.model.digest import Digest
-from kartifacts.model.layout import check_path
-from kartifacts.publish.buckets import MAX_SMALL, Listed, Raced, Stamped, preflight
+from kartifacts.errors import SourceError
+from kartifacts.model.digest import Digest, digest_of
+from kartifacts.publish.buckets import MAX_SMALL, Listed, Stamped, checked, preflight, raced, taken
 from kartifacts.publish.buckets.preflight import Unsupported
 from kartifacts.publish.buckets.s3_requests import Found, Requests
 from kartifacts.publish.buckets.sent import Sent, holds_digest
@@ -69,7 +67,7 @@ class S3Bucket:
     def put_if_absent(self, path: str, content: bytes | Path) -> _Outcome:
         sent, write = Sent(content), uuid.uuid4().hex
         # Most of what is named by its digest is there already, and no race decides what it holds.
-        if holds_digest(_checked(path)) or not self._conditional:
+        if holds_digest(checked(path)) or not self._conditional:
             found = self._head(path)
             if found is not None:
                 return self._same(path, sent, found)
@@ -104,21 +102,14 @@ class S3Bucket:
                 return self.put_if_absent(path, self.get(source))
             found = self._head(path)
         if (found is None or found[:2] != there[:2]) and self.digest(path) != self.digest(source):
-            raise self._conflict(path)
+            raise taken(self, path)
         return outcome
 
     def get(self, path: str, limit: int = MAX_SMALL) -> bytes:
-        return self._persist(lambda: self._requests.get(_checked(path), limit))[0]
+        return self._persist(lambda: self._requests.get(checked(path), limit))[0]
 
     def digest(self, path: str) -> tuple[Digest, int]:
-        def attempt() -> tuple[Digest, int]:
-            hashed, size = hashlib.sha256(), 0
-            for piece in self._requests.pieces(_checked(path)):
-                hashed.update(piece)
-                size += len(piece)
-            return Digest(hashed.hexdigest()), size
-
-        return self._persist(attempt)
+        return self._persist(lambda: digest_of(self._requests.pieces(checked(path))))
 
     def size(self, path: str) -> int | None:
         found = self._head(path)
@@ -133,7 +124,7 @@ class S3Bucket:
 
         def attempt() -> None:
             if not self._conditional and self.read(path) != before:
-                raise self._raced(path)
+                raise raced(self, path)
             try:
                 self._write(path, sent, write, self._only_if(before))
             except S3Error as error:
@@ -144,7 +135,7 @@ class S3Bucket:
                     log.info("%s, but it did take effect", error.message)
                     return
                 if (None if state is None else state[1].etag) != (None if before is None else before.mark):
-                    raise self._raced(path) from error
+                    raise raced(self, path) from error
                 if error.status == 412 and before is not None:
                     if self._bare:
                         raise
@@ -154,7 +145,7 @@ class S3Bucket:
         self._persist(attempt)
 
     def list(self, prefix: str) -> list[Listed]:
-        below = self._place.key(_checked(prefix)) + "/"
+        below = self._place.key(checked(prefix)) + "/"
         found: list[Listed] = []
         token: str | None = ""
         while token is not None:
@@ -167,7 +158,7 @@ class S3Bucket:
         )
 
     def delete(self, path: str) -> None:
-        self._persist(lambda: self._requests.delete(_checked(path)))
+        self._persist(lambda: self._requests.delete(checked(path)))
 
     def tidy(self) -> None:
         """Abort uploads in parts that were begun more than a day ago."""
@@ -185,7 +176,7 @@ class S3Bucket:
             if sent.size > MAX_SINGLE and holds_digest(path):
                 self._write_parts(path, sent, write, condition)
             else:
-                self._requests.put(_checked(path), sent, write, condition)
+                self._requests.put(checked(path), sent, write, condition)
         except S3Error as error:
             if condition and error.status in _UNKNOWN_TO_IT:
                 raise Unsupported(error.message, permanent=True) from error
@@ -218,14 +209,14 @@ class S3Bucket:
         # The ETag spares reading back a blob of gigabytes on each publish; one that is none tells nothing.
         if found.size == sent.size and (found.etag in sent.etags or self.digest(path) == sent.digest):
             return "same"
-        raise self._conflict(path)
+        raise taken(self, path)
 
     def _head(self, path: str) -> Found | None:
-        return self._persist(lambda: self._requests.head(_checked(path)))
+        return self._persist(lambda: self._requests.head(checked(path)))
 
     def _state(self, path: str) -> tuple[bytes, Found] | None:
         try:
-            return self._persist(lambda: self._requests.get(_checked(path), MAX_SMALL))
+            return self._persist(lambda: self._requests.get(checked(path), MAX_SMALL))
         except S3Error as error:
             if error.missing:
                 return None
@@ -233,20 +224,6 @@ class S3Bucket:
 
     def _persist(self, act: Callable[[], _T]) -> _T:
         return persist(act, retries=self._retries)
-
-    def _conflict(self, path: str) -> PublishConflict:
-        return PublishConflict(
-            f"{self.name} already holds other bytes under {path!r}; they were left as they are",
-            hint="a name never changes its content: publish under another version; "
-            "a blob whose sha256 is not its name is damaged: remove it by hand and publish again",
-        )
-
-    def _raced(self, path: str) -> Raced:
-        return Raced(f"{path!r} in {self.name} was changed by somebody else in the meantime")
-
-
-def _checked(path: str) -> str:
-    return check_path(path, what="a path in a bucket")
 
 
 def _again(error: S3Error) -> S3Error:
