@@ -25,7 +25,7 @@ from kartifacts.mirror.reading import Reader
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import OCI_INDEX, TIMESTAMP, blob_path, metadata_path
 from kartifacts.model.manifest import Pin
-from kartifacts.publish.buckets import Bucket, Raced, update
+from kartifacts.publish.buckets import Bucket, Raced, read_back, update
 from kartifacts.publish.leases import Lease, publishing
 from kartifacts.publish.oci_index import change_index, reconciled, refuse_other_claim
 from kartifacts.publish.release import name_release
@@ -175,15 +175,7 @@ def _only_these(bucket: Bucket, path: str) -> Iterator[None]:
 
 
 def _check_sent(bucket: Bucket, path: str, what: str, expected: tuple[Digest, int]) -> None:
-    found = bucket.digest(path)
-    if found != expected:
-        raise VerificationError(
-            f"{bucket.name} gives back other bytes than were sent for the {what}; readers see what they saw before",
-            source=f"{bucket.name} {path}",
-            expected=f"sha256 {expected[0]}, {expected[1]} bytes",
-            actual=f"sha256 {found[0]}, {found[1]} bytes",
-            hint=f"remove {path} there, find out what damages uploads, and run it again",
-        )
+    read_back(bucket, path, what, expected, so_far="readers see what they saw before", then="run it again")
 
 
 def index_of(contents: Contents, current: bytes | None, where: str = "") -> bytes:

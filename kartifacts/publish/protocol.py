@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.errors import ConfigError
 from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.layout import View, blob_path, target_name, target_path
 from kartifacts.model.manifest import MAX_PACK, Pin, Synced
-from kartifacts.publish.buckets import Bucket
+from kartifacts.publish.buckets import Bucket, read_back
 from kartifacts.publish.leases import publishing
 from kartifacts.publish.lockfile import add_pins, one_version_each
 from kartifacts.publish.plan import Plan, check_plan
@@ -222,12 +222,4 @@ def _send(contents: Sequence[Content], bucket: Bucket, progress: Progress | None
 
 
 def _check_sent(bucket: Bucket, path: str, digest: Digest, size: int, what: str) -> None:
-    found = bucket.digest(path)
-    if found != (digest, size):
-        raise VerificationError(
-            f"{bucket.name} gives back other bytes than were sent for the {what}; nothing was made public",
-            source=f"{bucket.name} {path}",
-            expected=f"sha256 {digest}, {size} bytes",
-            actual=f"sha256 {found[0]}, {found[1]} bytes",
-            hint=f"remove {path} there, find out what damages uploads, and publish again",
-        )
+    read_back(bucket, path, what, (digest, size), so_far="nothing was made public", then="publish again")

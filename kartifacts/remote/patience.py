@@ -15,6 +15,11 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+from kartifacts.config import Settings
+from kartifacts.remote.addresses import Address
+from kartifacts.remote.authorities import tls_context
+from kartifacts.remote.logins import basic
+
 if TYPE_CHECKING:
     import socket
 
@@ -37,8 +42,20 @@ def at_most(limit: int) -> Iterator[None]:
         _most.reset(token)
 
 
-def patient(manager: PoolManager) -> PoolManager:
-    """The same, whose connections have patience, but not for ever."""
+def patient_manager(proxy: Address | None, settings: Settings, *, connections: int) -> PoolManager:
+    """Connections, by a proxy if there is one, that have patience, but not for ever."""
+    import urllib3
+
+    options: dict[str, Any] = {
+        "timeout": urllib3.Timeout(connect=settings.connect_timeout, read=settings.read_timeout),
+        "ssl_context": tls_context(settings),
+        "maxsize": connections,
+    }
+    if proxy is None:
+        manager = urllib3.PoolManager(**options)
+    else:
+        login = {"Proxy-Authorization": basic(proxy.login)} if proxy.login else {}
+        manager = urllib3.ProxyManager(proxy.url, proxy_headers=login, **options)
     manager.pool_classes_by_scheme = patient_pools(manager.pool_classes_by_scheme)
     return manager
 

@@ -18,10 +18,9 @@ from kartifacts.errors import SourceError, VerificationError
 from kartifacts.model.digest import strict_json
 from kartifacts.remote.addresses import Address, parse, proxy_for, redirected, shown
 from kartifacts.remote.answers import REDIRECTS, TRANSIENT, asked_pause, innermost
-from kartifacts.remote.authorities import tls_context
 from kartifacts.remote.authorization import MAX_TOKEN, Authorization
 from kartifacts.remote.logins import Login, basic
-from kartifacts.remote.patience import patient
+from kartifacts.remote.patience import patient_manager
 from kartifacts.remote.registry import ACCEPT, Registry
 
 MAX_REDIRECTS = 5
@@ -171,16 +170,7 @@ class Writer:
         proxy = proxy_for(address, self._settings)
         name = proxy.url if proxy else ""
         if name not in self._pools:
-            options: dict[str, Any] = {
-                "ssl_context": tls_context(self._settings),
-                "maxsize": _CONNECTIONS,
-                "timeout": urllib3.Timeout(connect=self._settings.connect_timeout, read=self._settings.read_timeout),
-            }
-            if proxy is None:
-                self._pools[name] = patient(urllib3.PoolManager(**options))
-            else:
-                login = {"Proxy-Authorization": basic(proxy.login)} if proxy.login else {}
-                self._pools[name] = patient(urllib3.ProxyManager(name, proxy_headers=login, **options))
+            self._pools[name] = patient_manager(proxy, self._settings, connections=_CONNECTIONS)
         return self._pools[name]
 
     def _pieces(self, response: urllib3.BaseHTTPResponse, place: str, limit: int) -> Iterator[bytes]:

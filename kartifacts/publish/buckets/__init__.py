@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from kartifacts.config import Settings
-from kartifacts.errors import ConfigError, PublishConflict, SourceError
+from kartifacts.errors import ConfigError, PublishConflict, SourceError, VerificationError
 from kartifacts.files.directories import directory_in
 from kartifacts.model.digest import Digest
 from kartifacts.model.layout import check_path
@@ -130,6 +130,26 @@ def taken(bucket: Bucket, path: str) -> PublishConflict:
 def raced(bucket: Bucket, path: str) -> Raced:
     """The error for a pointer that is not any more what it was."""
     return Raced(f"{path!r} in {bucket.name} was changed by somebody else in the meantime")
+
+
+def read_back(bucket: Bucket, path: str, what: str, sent: tuple[Digest, int], *, so_far: str, then: str) -> None:
+    """Hash what a reader would get now.
+
+    Args:
+        so_far, then: what readers see, and what is to be done when the damage has been found, for the message.
+
+    Raises:
+        VerificationError: it is not what was `sent`.
+    """
+    found = bucket.digest(path)
+    if found != sent:
+        raise VerificationError(
+            f"{bucket.name} gives back other bytes than were sent for the {what}; {so_far}",
+            source=f"{bucket.name} {path}",
+            expected=f"sha256 {sent[0]}, {sent[1]} bytes",
+            actual=f"sha256 {found[0]}, {found[1]} bytes",
+            hint=f"remove {path} there, find out what damages uploads, and {then}",
+        )
 
 
 def update(bucket: Bucket, path: str, change: Change) -> bool:

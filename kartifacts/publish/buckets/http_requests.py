@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from kartifacts.config import Settings
@@ -14,15 +14,16 @@ from kartifacts.model.manifest import MAX_PACK
 from kartifacts.publish.buckets.sent import Sent, served_as
 from kartifacts.remote.addresses import Address, parse, proxy_for, redirected, shown
 from kartifacts.remote.answers import REDIRECTS, TRANSIENT, asked_pause, innermost
-from kartifacts.remote.authorities import tls_context, tls_hint
+from kartifacts.remote.authorities import tls_hint
 from kartifacts.remote.logins import Netrc, basic
-from kartifacts.remote.patience import at_most, patient
+from kartifacts.remote.patience import at_most, patient_manager
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
 
 _PIECE = 1 << 20
 _MAX_REDIRECTS = 5
+_CONNECTIONS = 8
 _DONE = (200, 201, 202, 204)
 
 
@@ -205,16 +206,7 @@ class Requests:
 
     @cached_property
     def _pool(self) -> PoolManager:
-        import urllib3
-
-        timeout = urllib3.Timeout(connect=self._settings.connect_timeout, read=self._settings.read_timeout)
-        context = tls_context(self._settings)
-        proxy = proxy_for(self._base, self._settings)
-        options: dict[str, Any] = {"timeout": timeout, "ssl_context": context, "maxsize": 8}
-        if proxy is None:
-            return patient(urllib3.PoolManager(**options))
-        login = {"proxy-authorization": basic(proxy.login)} if proxy.login else {}
-        return patient(urllib3.ProxyManager(proxy.url, proxy_headers=login, **options))
+        return patient_manager(proxy_for(self._base, self._settings), self._settings, connections=_CONNECTIONS)
 
 
 def _found(answer: BaseHTTPResponse) -> Found:
