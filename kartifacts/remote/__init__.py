@@ -1,1 +1,1 @@
-"""What reading from and writing to S3 and OCI registries have in common: addresses, logins, faults."""
+"""What reading from and writing to S3, OCI registries and web servers have in common: addresses, logins, faults."""
