@@ -150,7 +150,9 @@ class Variable:
 VARIABLES = (
     Variable("path", _paths, "directories looked at first, separated by ':'; read-only"),
     Variable("store", _path, "local content-addressed store of verified artifacts"),
-    Variable("workspace", _path, "where the JIT writes objects and logs"),
+    Variable("workspace", _path, "where the JIT writes objects, kernels and logs"),
+    Variable("generated", _path, "where sources that are made from templates are written"),
+    Variable("disk_cache", _choice("on", "off"), "off: for diagnosis, compile anew whatever was built here before"),
     Variable(
         "mirrors",
         _urls,
@@ -159,6 +161,7 @@ VARIABLES = (
     Variable("lock", _path, "kartifacts.lock: the releases, pinned by digest, that may be used"),
     Variable("offline", _flag, "1: open no socket; a missing artifact is an error at once"),
     Variable("jit", _choice("auto", "always", "never"), "auto, always (also offline) or never compile what is missing"),
+    Variable("misses", _path, "file to which each kernel that was missing is added, for kartifacts coverage"),
     Variable("verify", _choice("on", "off"), "off: debugging aid, skips the hash of local files and warns each time"),
     Variable("download_threads", _count(1, 64), "parallel transfers of this process"),
     Variable("connect_timeout", _seconds, "seconds to wait for a mirror to answer"),
@@ -167,6 +170,15 @@ VARIABLES = (
     Variable("jobs", _count(1, 4096), "compilers at once; default: from cores and memory"),
     Variable("archs", _words, "arch list used where a command gets none, e.g. '8.0 9.0a cpu:x86-64-v3'"),
     Variable("cxx", _words, "host C++ compiler: a name or a path"),
+    Variable("cuda_compiler", _choice("auto", "nvrtc", "nvcc"), "what makes CUDA images; auto: NVRTC, else nvcc"),
+    Variable("cxx_flags", _words, "further flags of the host compiler; kernels so made have keys of their own"),
+    Variable("cuda_flags", _words, "further flags of the CUDA compiler; kernels so made have keys of their own"),
+    Variable("cxx_launcher", _words, "program that starts the host compiler: ccache, sccache"),
+    Variable("cuda_launcher", _words, "program that starts nvcc: ccache, sccache"),
+    Variable(
+        "debug", _flag, "1: compile with symbols and without optimisation of device code (-g -G), under other keys"
+    ),
+    Variable("lineinfo", _flag, "1: compile device code with line numbers for profilers, under other keys"),
     Variable("progress", _choice("auto", "on", "off"), "progress bars: auto shows them on a terminal"),
 )
 _BY_FIELD = {variable.field: variable for variable in VARIABLES}
@@ -181,10 +193,13 @@ class Settings:
     path: tuple[Path, ...] = ()
     store: Path = Path()
     workspace: Path = Path()
+    generated: Path = Path()
+    disk_cache: str = "on"
     mirrors: tuple[str, ...] = ()
     lock: Path | None = None
     offline: bool = False
     jit: str = "auto"
+    misses: Path | None = None
     verify: str = "on"
     download_threads: int = 8
     connect_timeout: float = 5.0
@@ -193,6 +208,13 @@ class Settings:
     jobs: int | None = None
     archs: str = ""
     cxx: str = ""
+    cuda_compiler: str = "auto"
+    cxx_flags: str = ""
+    cuda_flags: str = ""
+    cxx_launcher: str = ""
+    cuda_launcher: str = ""
+    debug: bool = False
+    lineinfo: bool = False
     progress: str = "auto"
     # No setting of ours names these: whoever can set a variable must not choose whom to trust.
     home: Path | None = None  # the directory of config.toml, kartifacts.lock and root.json
@@ -431,7 +453,11 @@ def _container_logins(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 def _fill_directories(values: dict[str, Any], origins: dict[str, str], environ: Mapping[str, str]) -> None:
     cache, origin = _cache_home(environ)
-    for name, default in (("store", cache / "store"), ("workspace", cache / "workspace")):
+    for name, default in (
+        ("store", cache / "store"),
+        ("workspace", cache / "workspace"),
+        ("generated", cache / "generated"),
+    ):
         if name not in values:
             values[name] = default
             origins[name] = origin

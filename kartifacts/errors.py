@@ -19,7 +19,10 @@ The message says what, expected, got, and what was done; the hint says what to d
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from kartifacts.model.spec import Spec
 
 
 def printable(text: str) -> str:
@@ -100,6 +103,7 @@ class MissingKernel(ArtifactUnavailable):
     Args:
         uri: the specialisation that was asked for, e.g. ``norm/rmsnorm?dtype=bfloat16``.
         arch: the canonical name of the arch it was asked for.
+        spec: what would have to be compiled, or published.
     """
 
     def __init__(
@@ -108,12 +112,14 @@ class MissingKernel(ArtifactUnavailable):
         *,
         uri: str = "",
         arch: str = "",
+        spec: Spec | None = None,
         refusals: tuple[Refusal, ...] = (),
         hint: str | None = None,
     ) -> None:
         super().__init__(message, refusals=refusals, hint=hint)
         self.uri = uri
         self.arch = arch
+        self.spec = spec
 
 
 class SourceError(KartifactsError):

@@ -61,7 +61,7 @@ def compile_specs(specs: Sequence[Spec], settings: Settings, *, progress: Progre
     for spec in specs:
         toolchains[spec.device.toolchain].check(spec)
     workspace.usable(settings.workspace)
-    keys = [spec.key(toolchains[spec.device.toolchain].fingerprint) for spec in specs]
+    keys = [spec.key(toolchains[spec.device.toolchain].made_with(spec)) for spec in specs]
     wanted = dict(zip(keys, specs, strict=True))
     made = {key: kernel for key, spec in wanted.items() if (kernel := kept.find(settings.workspace, spec, key))}
     missing = {key: spec for key, spec in wanted.items() if key not in made}
@@ -165,7 +165,7 @@ class _Plan:
         shared = unit.source in spec.device.host_sources
         title = f"compiling {unit.source}" + ("" if shared else f" of {spec.uri} for {spec.arch}")
         self.objects[name] = _Object(home, spec.root, frozenset(source.path for source in closure), depfile)
-        self.steps.append(Step(name, title, spec.root, unit.command(str(output), str(depfile)), output))
+        self.steps.append(Step(name, title, spec.root, unit.command(str(output), str(depfile)).line, output))
         self.memory = max(self.memory, unit.memory)
         return output
 
@@ -293,7 +293,7 @@ class _Run:
             size=len(content),
             exports=list(spec.op.exports),
             needs=needs,
-            parts=spec.key_parts(toolchain.fingerprint),
+            parts=spec.key_parts(toolchain.made_with(spec)),
         )
         return kept.keep(step.output.parent, self.settings.workspace, spec, record)
 

@@ -45,7 +45,7 @@ def build_one(
     toolchain.check(spec)
     workspace.usable(settings.workspace)
     title = f"{spec.uri} for {spec.arch}"
-    path = workspace.locks(settings.workspace) / spec.key(toolchain.fingerprint)
+    path = workspace.locks(settings.workspace) / spec.key(toolchain.made_with(spec))
 
     def waiting(holder: str, seconds: float) -> None:
         log.warning("waiting for %s, which %s builds: %.0f s", title, holder, seconds)
@@ -64,13 +64,13 @@ def find_built(spec: Spec, settings: Settings, toolchain: Toolchain | None = Non
 
     Writes nothing and starts no process.
     """
-    key = None if toolchain is None else spec.key(toolchain.fingerprint)
+    key = None if toolchain is None else spec.key(toolchain.made_with(spec))
     return kept.find(settings.workspace, spec, key)
 
 
 def explain_key(spec: Spec, settings: Settings) -> dict[str, Any]:
     """Every ingredient of the key of `spec` with the compiler that is here now, and both digests."""
-    fingerprint = find(spec.device.toolchain, settings).fingerprint
+    fingerprint = find(spec.device.toolchain, settings).made_with(spec)
     return {"key": spec.key(fingerprint), "op_digest": spec.op_digest, "parts": spec.key_parts(fingerprint)}
 
 

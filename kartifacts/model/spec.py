@@ -21,7 +21,7 @@ from kartifacts.model.arch import Arch
 from kartifacts.model.digest import Digest, canonical_json, sha256
 from kartifacts.model.layout import check_name
 
-KEY_SCHEMA = 1
+KEY_SCHEMA = 2
 FFI_ABI = "tvm-ffi-0.1"
 _NOT_AXES = {"self", "op", "device"}  # load() takes axes as keywords beside these
 
@@ -32,13 +32,22 @@ class DeviceDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Paths are relative to the directory of op.toml; `..` may reach another directory of the same library, no further.
     """
 
-    toolchain: str  # cxx | nvcc
-    sources: list[str]  # device code with its launcher; compiled per arch and specialisation
-    host_sources: list[str] = []  # FFI binding; compiled once per op by the host compiler
+    toolchain: str  # cxx | nvcc | nvrtc | triton | cutedsl
+    sources: list[str]  # compiled per arch and specialisation: device code, of an object with its launcher
+    host_sources: list[str] = []  # FFI binding, of an image with its launcher; compiled once per op
+    output: str = ""  # object | image; empty: what the toolchain makes by itself
     flags: list[str] = []
+    link_flags: list[str] = []
     defines: dict[str, dict[str, str]] = {}  # axis → value → macro definition, e.g. KART_DTYPE=2
     min_arch: str = ""  # lowest arch that the code supports, e.g. 7.5
     majors: list[int] = []  # CUDA major versions that the code supports; empty: all
+
+
+class Unsupported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Combinations of axes that an op does not have: refused before anything is compiled."""
+
+    when: dict[str, list[str]]  # axis → values; all of the axes must match
+    reason: str
 
 
 class OpDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +57,8 @@ class OpDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     summary: str
     exports: list[str]
     axes: dict[str, list[str]]
-    device: dict[str, DeviceDecl]  # cpu | cuda
+    device: dict[str, DeviceDecl]  # cpu | cuda | hip
+    unsupported: list[Unsupported] = []  # combinations of values that are none
     reference: str = ""  # file:function of the float64 reference
     trace: str = ""  # trace template
 
@@ -89,6 +99,11 @@ class Spec:
     def uri(self) -> str:
         return make_uri(self.family, self.op.name, dict(self.axes))
 
+    @property
+    def output(self) -> str:
+        """``object``: host and device code linked together.  ``image``: device code alone, loaded by the driver."""
+        return self.device.output or ("image" if self.device.toolchain in ("nvrtc", "triton") else "object")
+
     def identity(self) -> dict[str, Any]:
         """What `op_digest` is made of, for ``kartifacts explain-key``."""
         return {
@@ -96,7 +111,9 @@ class Spec:
             "uri": self.uri,
             "exports": self.op.exports,
             "toolchain": self.device.toolchain,
+            "output": self.output,
             "flags": self.device.flags,
+            "link_flags": self.device.link_flags,
             "defines": self.defines,
             "compile": [self.device.sources, self.device.host_sources],
             "sources": {source.path: source.sha256 for source in self.sources},
@@ -160,8 +177,8 @@ def check_family(decl: FamilyDecl, *, what: str) -> FamilyDecl:
         if not op.device:
             raise ConfigError(f"{what}: the op {op.name!r} is declared for no device")
         for kind, device in op.device.items():
-            if kind not in ("cpu", "cuda"):
-                raise ConfigError(f"{what}: {op.name}.device.{kind}: expected cpu or cuda")
+            if kind not in ("cpu", "cuda", "hip"):
+                raise ConfigError(f"{what}: {op.name}.device.{kind}: expected cpu, cuda or hip")
             if not device.sources:
                 raise ConfigError(f"{what}: {op.name}.device.{kind} lists no sources")
             for axis, values in device.defines.items():

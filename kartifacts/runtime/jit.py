@@ -42,7 +42,7 @@ def explain(spec: Spec, settings: Settings) -> Refusal:
         toolchain.check(spec)
     except (NoCompiler, ConfigError) as error:
         return Refusal("JIT", str(error))
-    made_of = ", ".join(f"{name} {value}" for name, value in sorted(toolchain.fingerprint.items()))
+    made_of = ", ".join(f"{name} {value}" for name, value in sorted(toolchain.made_with(spec).items()))
     return Refusal("JIT", f"would compile {spec.uri} for {spec.arch} ({made_of})")
 
 

@@ -327,6 +327,7 @@ class Registry:
                 f"{wanted}, and compiling it is refused: {forbidden}",
                 uri=request.uri,
                 arch=str(spec.arch),
+                spec=spec,
                 refusals=tuple(refusals),
                 hint=self._to_pin()
                 or f"fetch it first, on a machine with network: kartifacts fetch --ops "

@@ -1,22 +1,55 @@
-"""Compilers behind one protocol: what they are, and with which flags each source of a spec becomes an object."""
+"""Compilers behind one interface: what they are, and the commands by which sources of a spec become objects or images.
+
+What goes wrong leaves every subclass in the same way:
+
+    discovery       NoCompiler, with every place searched and what is wrong with it; nothing was compiled
+    check, units    ConfigError: this compiler cannot make this spec, and the message says which rule it breaks
+    a command       BuildError, raised by who runs it, with the first real complaint and the full log
+    programs        StoreError: a file of the compiler cannot be read
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
 from kartifacts.model.spec import Spec
 
+OBJECT = ".o"
+CUBIN = ".cubin"
+HSACO = ".hsaco"
+IMAGES = (CUBIN, HSACO)  # device code alone: attached to a launcher, or loaded by the driver as it is
+
+
+@dataclass(frozen=True)
+class Command:
+    """What makes one file.
+
+    Args:
+        arguments: of a program, or of a job for a worker.
+        worker: how to start a process that takes such jobs one after the other (see `worker`), so that what it takes
+            to start is spent once; empty: `arguments` is a command line of its own.
+    """
+
+    arguments: tuple[str, ...]
+    worker: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """The same as one command line: a worker does the single job that it is given as arguments."""
+        return (*self.worker, *self.arguments)
+
 
 @dataclass(frozen=True)
 class Unit:
-    """One source file that becomes one object.
+    """One source file that becomes one object or image.
 
-    `source`, `flags` and `fingerprint`, with the content of the files reached, are the object's identity.
+    `source`, `flags` and `fingerprint`, with the content of the files reached, are its identity.
     """
 
     source: str  # relative to the library's root, which is the compiler's working directory
@@ -24,48 +57,71 @@ class Unit:
     flags: tuple[str, ...]
     places: tuple[str, ...]  # flags that say where this machine keeps things: no part of the identity
     fingerprint: Mapping[str, str]
-    memory: int  # bytes that one such compilation may need
+    memory: int  # bytes that one such compilation may need, until it has been measured
+    suffix: str = OBJECT
+    worker: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()  # ccache or sccache, before the compiler: no part of the identity
 
-    def command(self, output: str, depfile: str) -> tuple[str, ...]:
-        own = ("-MMD", "-MF", depfile, "-c", self.source, "-o", output)
-        return (str(self.compiler), *self.flags, *self.places, *own)
+    def command(self, output: str, depfile: str) -> Command:
+        """Makes `output`, and `depfile`: every file that was read, as make writes it."""
+        if self.worker:
+            own = (*self.flags, *self.places, "--depfile", depfile, "--output", output, self.source)
+            return Command(own, self.worker)
+        own = ("-MD", "-MF", depfile, "-c", self.source, "-o", output)
+        return Command((*self.launcher, str(self.compiler), *self.flags, *self.places, *own))
 
 
-class Toolchain(Protocol):
-    """A compiler of one kind, found and examined.
+class Toolchain(ABC):
+    """A compiler of one kind, found and examined."""
 
-    `fingerprint` holds all that can change its output and nothing else: never where it is installed.
-    """
+    kind: ClassVar[str]
 
     @property
-    def kind(self) -> str: ...
-
-    @property
+    @abstractmethod
     def place(self) -> Path:
         """Where it was found; for people, and part of no identity."""
-        ...
 
     @property
-    def fingerprint(self) -> dict[str, str]: ...
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str]:
+        """All that can change its output and nothing else: never where it is installed."""
 
+    def made_with(self, spec: Spec) -> dict[str, str]:
+        """The fingerprint of all that makes the kernel of `spec`: what its key is made of."""
+        del spec
+        return self.fingerprint
+
+    @abstractmethod
     def programs(self, settings: Settings) -> dict[str, str]:
         """The sha256 of every program that it consists of, and of what it links or includes of its own, by name.
 
         They are in no key, and hashed only where a release says what it was made with.
         """
-        ...
 
+    @abstractmethod
     def check(self, spec: Spec) -> None:
         """Raise `ConfigError` if this compiler cannot build for the arch of `spec`."""
-        ...
 
+    @abstractmethod
     def units(self, spec: Spec) -> tuple[Unit, ...]:
-        """What to compile for `spec`: its own sources first, then those that all specs of its op share."""
-        ...
+        """What to compile for `spec`: its own sources first, then those that all specs of its op share.
 
+        At most one is an image; its objects are then those of its launcher.
+        """
+
+    @abstractmethod
     def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
-        """The command that makes the kernel's shared object."""
-        ...
+        """The command that makes a shared object: the kernel's, or the launcher's that its image is attached to."""
+
+    def prebuilt(self, spec: Spec) -> Path | None:
+        """A launcher for `spec` that came with its sources; then `units` gives the image alone."""
+        del spec
+        return None
+
+    def notes(self, spec: Spec, image: Path) -> dict[str, str]:
+        """What the launcher has to know of an image, which is attached beside it."""
+        del spec, image
+        return {}
 
 
 def find(kind: str, settings: Settings) -> Toolchain:

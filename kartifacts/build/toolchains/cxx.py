@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from kartifacts.build.toolchains import Unit, probe
+from kartifacts.build.toolchains import Toolchain, Unit, probe
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import Arch
@@ -25,7 +25,7 @@ _HINT = "install g++ or clang++, or name one in KARTIFACTS_CXX"
 
 
 @dataclass(frozen=True)
-class Cxx:
+class Cxx(Toolchain):
     """A host compiler with the TVM-FFI that it compiles against.
 
     Args:

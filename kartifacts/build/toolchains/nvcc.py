@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from kartifacts.build.toolchains import Unit, cxx, probe
+from kartifacts.build.toolchains import Toolchain, Unit, cxx, probe
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import check_toolkit, gencode, sm_name
@@ -32,7 +32,7 @@ _warned: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Nvcc:
+class Nvcc(Toolchain):
     """A CUDA toolkit with the host compiler that it uses.
 
     Args:

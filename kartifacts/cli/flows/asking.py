@@ -18,7 +18,7 @@ def explain_key(settings: Settings, op: str, axes: dict[str, str], arch: str) ->
     spec = library.discover().find(op).spec(op, axes, archs[0])
     found: Report = {"uri": spec.uri, "op_digest": spec.op_digest, "key": None, "key_unknown": ""}
     try:
-        fingerprint = toolchains.find(spec.device.toolchain, settings).fingerprint
+        fingerprint = toolchains.find(spec.device.toolchain, settings).made_with(spec)
     except KartifactsError as error:
         return {**found, "key_unknown": error.message, "parts": {**spec.identity(), "arch": str(spec.arch)}}
     return {**found, "key": spec.key(fingerprint), "parts": spec.key_parts(fingerprint)}
