@@ -130,6 +130,12 @@ def content(root: Path, path: str) -> bytes:
 
 
 def relative(root: Path, name: str) -> str | None:
-    """A file that a compiler names, relative to the library's root, in which it ran; None if it lies elsewhere."""
+    """A file that a compiler named, running in the library's root, as identities name it; None if it lies elsewhere."""
     path = posixpath.normpath(posixpath.relpath(name, root) if posixpath.isabs(name) else name)
-    return None if path.startswith("../") else path
+    if not path.startswith("../"):
+        return path
+    shared = shared_include(root)
+    if shared is None:
+        return None
+    path = posixpath.relpath(posixpath.join(root, name), shared.parent)
+    return None if path.startswith("../") else f"{SHARED}/{path}"

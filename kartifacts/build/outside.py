@@ -1,0 +1,133 @@
+"""What a compiler read outside of a library: listed by its depfile, looked at once, and compared before each use.
+
+These files are in no key (see `docs/adr/0021-outside-headers.md`): a machine that compiles nothing has not got them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from kartifacts.build.closure import relative
+from kartifacts.errors import BuildError
+from kartifacts.files.reading import read_regular
+from kartifacts.model.digest import sha256
+
+MAX_DEPFILE = 16 << 20  # bytes
+MAX_HEADER = 256 << 20  # bytes
+UNKNOWN = ""  # the digest of what changed while a compiler read it: nothing is equal to it
+_ENVIRONMENT = "<environment>"  # stands for the Python environment, which may be moved with all that lies in it
+_COARSE = 1_000_000_000  # nanoseconds: what some file systems count in
+_TICK, _COARSE_TICK = 50_000_000, 2_500_000_000  # by how much a clock of files may lag behind ours
+
+Stamp = tuple[int, ...]
+
+
+class Seen(NamedTuple):
+    """A file as it was: `stamp` is proof enough that it still is; without one, or with another one, `sha256` is."""
+
+    path: str
+    stamp: Stamp
+    sha256: str
+
+
+def read_depfile(path: Path) -> list[str]:
+    """Every file that a compiler read, as it spelled them in the rules that it wrote for make.
+
+    Raises:
+        BuildError: there is no such list.
+    """
+    try:
+        text = read_regular(path, MAX_DEPFILE).decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise BuildError(f"the compiler did not list the files that it read: {error.strerror or error}") from error
+    found: dict[str, None] = {}
+    for rule in re.sub(r"\\\r?\n", " ", text).splitlines():
+        _, colon, files = _SEPARATOR.sub("\0", rule, count=1).partition("\0")
+        if not colon and rule.strip():
+            raise BuildError(f"the compiler's list of the files that it read is no rule of make: {rule[:200]!r}")
+        found.update(dict.fromkeys(_unescaped(word) for word in _WORD.findall(files)))
+    return list(found)
+
+
+_SEPARATOR = re.compile(r":(?=\s|$)")
+_WORD = re.compile(r"(?:\\[\s\\#]|\S)+")
+
+
+def _unescaped(word: str) -> str:
+    """As gcc, clang and nvcc escape: blanks (and backslashes before them) and # by a backslash, $ by another one."""
+    word = re.sub(r"(\\*)\\(?=\s)", lambda match: "\\" * (len(match[1]) // 2), word)
+    return word.replace("\\#", "#").replace("$$", "$")
+
+
+def outside(root: Path, read: Iterable[str]) -> list[str]:
+    """Those of the files that a compiler read, running in `root`, that lie outside of the library, as full paths."""
+    return [os.path.join(root, name) for name in read if relative(root, name) is None]
+
+
+def seen(paths: Iterable[str], *, since: int | None = None) -> list[Seen]:
+    """Look at files that a compiler has read.
+
+    Args:
+        since: when the compiler started, in nanoseconds; what was changed later may not be what it read.
+
+    Raises:
+        BuildError: one can no longer be read.
+    """
+    return [_look(_stored(path), since) for path in sorted(set(paths))]
+
+
+def unchanged(files: Iterable[Seen]) -> bool:
+    """Whether each of them still holds what it held; only those that were touched are read."""
+    return all(stamp_of(_here(file.path)) == file.stamp != () or _holds(file) for file in files)
+
+
+def _look(path: str, since: int | None) -> Seen:
+    here = _here(path)
+    try:
+        now = stamp_of(here)
+        digest = UNKNOWN if since is not None and now and now[-1] > since else sha256(read_regular(here, MAX_HEADER))
+    except OSError as error:
+        raise BuildError(f"{here!r} was read by the compiler and cannot be read: {error.strerror or error}") from error
+    return Seen(path, now if is_settled(now) else (), digest)
+
+
+def _holds(file: Seen) -> bool:
+    try:
+        return file.sha256 != UNKNOWN and sha256(read_regular(_here(file.path), MAX_HEADER)) == file.sha256
+    except OSError:
+        return False
+
+
+def stamp_of(path: str) -> Stamp:
+    """What is different as soon as a file or directory has been changed or replaced; empty if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def is_settled(stamp: Stamp) -> bool:
+    """Whether a further change would give another stamp: a file that was changed just now may change unnoticed.
+
+    To be asked before the file is read.
+    """
+    if not stamp:
+        return False
+    changed = stamp[-1]
+    return changed < time.time_ns() - (_TICK if changed % _COARSE else _COARSE_TICK)
+
+
+def _stored(path: str) -> str:
+    path = os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # JSON holds no other names
+    return _ENVIRONMENT + path[len(sys.prefix) :] if path.startswith(sys.prefix + os.sep) else path
+
+
+def _here(path: str) -> str:
+    return sys.prefix + path[len(_ENVIRONMENT) :] if path.startswith(_ENVIRONMENT + os.sep) else path
