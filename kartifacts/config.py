@@ -134,6 +134,14 @@ def _words(text: str) -> str:
     return text.strip()
 
 
+def _command_line(text: str) -> str:
+    """Words as a shell takes them, kept as they are written."""
+    import shlex
+
+    shlex.split(text)  # or a ValueError
+    return text.strip()
+
+
 @dataclass(frozen=True)
 class Variable:
     """One setting: its field in `Settings`, how its text is read, and what it is for."""
@@ -171,10 +179,10 @@ VARIABLES = (
     Variable("archs", _words, "arch list used where a command gets none, e.g. '8.0 9.0a cpu:x86-64-v3'"),
     Variable("cxx", _words, "host C++ compiler: a name or a path"),
     Variable("cuda_compiler", _choice("auto", "nvrtc", "nvcc"), "what makes CUDA images; auto: NVRTC, else nvcc"),
-    Variable("cxx_flags", _words, "further flags of the host compiler; kernels so made have keys of their own"),
-    Variable("cuda_flags", _words, "further flags of the CUDA compiler; kernels so made have keys of their own"),
-    Variable("cxx_launcher", _words, "program that starts the host compiler: ccache, sccache"),
-    Variable("cuda_launcher", _words, "program that starts nvcc: ccache, sccache"),
+    Variable("cxx_flags", _command_line, "further flags of the host compiler; kernels so made have keys of their own"),
+    Variable("cuda_flags", _command_line, "further flags of the CUDA compiler; kernels so made have keys of their own"),
+    Variable("cxx_launcher", _command_line, "program that starts the host compiler: ccache, sccache"),
+    Variable("cuda_launcher", _command_line, "program that starts nvcc: ccache, sccache"),
     Variable(
         "debug", _flag, "1: compile with symbols and without optimisation of device code (-g -G), under other keys"
     ),
@@ -228,6 +236,12 @@ class Settings:
     netrc: Path | None = None
     container_logins: tuple[Path, ...] = ()  # where docker, podman and skopeo keep what they log in with
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # field → where its value came from
+
+    @property
+    def overrides(self) -> str:
+        """Which settings have kernels compiled in another way than those that are published; empty if none has."""
+        names = ("debug", "lineinfo", "cxx_flags", "cuda_flags")
+        return ", ".join(_BY_FIELD[name].env for name in names if getattr(self, name))
 
     def check_online(self, what: str) -> None:
         """Raise `ConfigError` if no socket may be opened; `what` is what needs one."""
@@ -285,6 +299,11 @@ def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] 
         container_logins=_container_logins(environ),
         origins=origins,
     )
+
+
+def current_test() -> str:
+    """The test that pytest runs in this process now; empty if none."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
 
 
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
@@ -370,6 +389,10 @@ def _as_text(name: str, value: object, shown_as: str) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        if _BY_FIELD[name].parse is _command_line:
+            import shlex
+
+            return shlex.join(value)
         return (os.pathsep if name == "path" else " ").join(value)
     raise ConfigError(f"{shown_as}: expected a string, a number, true, false or a list of strings")
 

@@ -70,6 +70,16 @@ CASES: dict[str, tuple[str, object, list[str]]] = {
     "jobs": ("4", 4, ["0", "4097", "auto"]),
     "archs": (" 8.0 9.0a ", "8.0 9.0a", []),
     "cxx": ("g++-13", "g++-13", []),
+    "generated": ("/g/../h", Path("/h"), [" ", "/g\0"]),
+    "disk_cache": ("Off", "off", ["0", "never"]),
+    "misses": ("/m/log", Path("/m/log"), [" "]),
+    "cuda_compiler": ("NVRTC", "nvrtc", ["clang", "1"]),
+    "cxx_flags": (" -O2 -DNAME='a b' ", "-O2 -DNAME='a b'", ["'", '-DX="a']),
+    "cuda_flags": ("-lineinfo", "-lineinfo", ["-DX='"]),
+    "cxx_launcher": ("ccache", "ccache", ["'"]),
+    "cuda_launcher": ("sccache --x", "sccache --x", ["\\"]),
+    "debug": ("on", True, ["2", "full"]),
+    "lineinfo": ("1", True, ["lines"]),
     "progress": ("on", "on", ["bar"]),
 }
 

@@ -50,7 +50,7 @@ def default_of(variable: config.Variable, tmp_path: Path) -> str:
     value: Any = getattr(settings, variable.field)
     if variable.field == "jobs":
         return "from cores and memory"
-    if value in ((), ""):
+    if value in ((), "", None):
         return "empty"
     if isinstance(value, Path):
         text = str(value).replace(str(cache / "kartifacts"), "<cache>").replace(str(lock.parent), "<config>")
