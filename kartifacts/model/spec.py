@@ -11,6 +11,7 @@ Two digests, because two questions are asked:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +137,14 @@ class Spec:
 
     def key(self, toolchain: dict[str, str]) -> Digest:
         return sha256(canonical_json(self.key_parts(toolchain)))
+
+
+def overridden(toolchain: Mapping[str, str]) -> str:
+    """The flags that settings added to the compilers of a kernel, out of what its key is made of; empty if none did.
+
+    Such a kernel is for who set them: nobody else's load takes it, and no release holds it.
+    """
+    return " ".join(flags for name, flags in sorted(toolchain.items()) if name.split(" ")[-1] == "overrides")
 
 
 def make_uri(family: str, op: str, axes: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from kartifacts.build.toolchains import Toolchain, Unit, probe
+from kartifacts.build.toolchains.options import Options, flags_for
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import Arch
@@ -32,11 +33,13 @@ class Cxx(Toolchain):
         path: as found: what a link of ccache calls depends on its name.
         facts: version, machine, linker.
         ffi: directory of the tvm_ffi package.
+        options: what the settings add.
     """
 
     path: Path
     facts: dict[str, str]
     ffi: Path
+    options: Options = Options()
 
     kind = "cxx"
 
@@ -46,12 +49,13 @@ class Cxx(Toolchain):
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        return {"kind": self.kind, **self.facts, "flags": " ".join((*COMPILE, *LINK))}
+        return {"kind": self.kind, **self.facts, "flags": " ".join((*COMPILE, *LINK)), **self.options.facts}
 
     def programs(self, settings: Settings) -> dict[str, str]:
         asked = {name: _part(settings, self.path, name) for name in ("cc1plus", "as", "collect2", "ld")}
         files = {"compiler": self.path, **{name: path for name, path in asked.items() if path is not None}}
         files |= {name: self.ffi / name for name in ("lib/libtvm_ffi.so", "include/tvm/ffi/c_api.h")}
+        files |= self.options.programs
         return probe.digests(settings, "host compiler", files)
 
     def check(self, spec: Spec) -> None:
@@ -76,20 +80,24 @@ class Cxx(Toolchain):
 
     def _unit(self, source: str, flags: tuple[str, ...]) -> Unit:
         places = ("-isystem", str(self.ffi / "include"))
-        return Unit(source, self.path, flags, places, self.fingerprint, MEMORY)
+        flags = (*flags, *self.options.flags)
+        return Unit(source, self.path, flags, places, self.fingerprint, MEMORY, launcher=self.options.launcher)
 
     def link(self, objects: Sequence[str], output: str, libraries: Iterable[str] = ()) -> tuple[str, ...]:
         # No RPATH: libtvm_ffi.so is in the process before any kernel is opened.
         ffi = (f"-L{self.ffi / 'lib'}", "-ltvm_ffi")
-        return (str(self.path), *LINK, "-o", output, *objects, *libraries, *ffi)
+        usual = (flag for flag in LINK if flag != "-s" or not self.options.symbols)
+        return (str(self.path), *usual, *self.options.flags, "-o", output, *objects, *libraries, *ffi)
 
 
 def discover(settings: Settings) -> Cxx:
     """Find the host compiler.
 
     Raises:
+        ConfigError: a setting asks of it what cannot be given.
         NoCompiler: there is none, or no TVM-FFI to compile against; lists what was searched.
     """
+    options = flags_for(settings, Cxx.kind)
     searched: list[Refusal] = []
     for name in (settings.cxx,) if settings.cxx else NAMES:
         found = shutil.which(name, path=settings.search_path)
@@ -105,7 +113,7 @@ def discover(settings: Settings) -> Cxx:
             searched.append(Refusal(str(found), str(error)))
             continue
         ffi, version = _ffi()
-        return Cxx(path, {**facts, "tvm_ffi": version}, ffi)
+        return Cxx(path, {**facts, "tvm_ffi": version}, ffi, options)
     raise NoCompiler("no host C++ compiler was found", searched=tuple(searched), hint=_HINT)
 
 

@@ -73,6 +73,11 @@ class Options(NamedTuple):
     launcher: tuple[str, ...] = ()
     symbols: bool = False
 
+    @property
+    def programs(self) -> dict[str, Path]:
+        """The launcher as a program of the toolchain, for provenance."""
+        return {f"launcher {Path(self.launcher[0]).name}": Path(self.launcher[0])} if self.launcher else {}
+
 
 def flags_for(settings: Settings, kind: str) -> Options:
     """What `settings` add to a toolchain of this kind: ``cxx``, ``nvcc``, ``nvrtc``, ``triton`` or ``cutedsl``.
