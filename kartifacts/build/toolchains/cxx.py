@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from kartifacts.build.toolchains import Toolchain, Unit, probe
-from kartifacts.build.toolchains.options import Options, flags_for
+from kartifacts.build.toolchains.options import USUAL, Options, flags_for
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import Arch
@@ -39,7 +39,7 @@ class Cxx(Toolchain):
     path: Path
     facts: dict[str, str]
     ffi: Path
-    options: Options = Options()
+    options: Options = USUAL
 
     kind = "cxx"
 

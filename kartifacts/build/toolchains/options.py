@@ -79,6 +79,9 @@ class Options(NamedTuple):
         return {f"launcher {Path(self.launcher[0]).name}": Path(self.launcher[0])} if self.launcher else {}
 
 
+USUAL = Options()
+
+
 def flags_for(settings: Settings, kind: str) -> Options:
     """What `settings` add to a toolchain of this kind: ``cxx``, ``nvcc``, ``nvrtc``, ``triton`` or ``cutedsl``.
 
