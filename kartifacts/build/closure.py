@@ -48,29 +48,32 @@ def inside(home: str, path: str, what: str) -> str:
     return joined
 
 
-def reached(root: Path, sources: Iterable[str]) -> tuple[Source, ...]:
+def reached(root: Path, sources: Iterable[str], texts: Mapping[str, bytes] = {}) -> tuple[Source, ...]:
     """`sources` and all they include, directly or not, that lies in the library at `root` or among our shared headers.
 
-    A header of neither is the toolchain's or the system's; the toolchain's fingerprint covers it.
+    A header of neither is the toolchain's or the system's: what is kept of a build remembers it (see `outside`).
+
+    Args:
+        texts: path → content of sources that are in no file.
 
     Raises:
         ConfigError: a source is missing, or an include reaches outside the library or cannot be followed.
     """
     found: dict[str, Digest] = {}
-    places = {"": root} | ({SHARED: shared.parent} if (shared := shared_include(root)) else {})
+    places = _places(root)
     waiting = [(path, "op.toml") for path in sources]
     while waiting:
         path, wanted_by = waiting.pop()
         if path in found:
             continue
         try:
-            content = read_regular(_place(places, path), MAX_SOURCE)
+            text = texts[path] if path in texts else read_regular(_place(places, path), MAX_SOURCE)
         except OSError as error:
             raise ConfigError(
                 f"{wanted_by} names {path!r}, which cannot be read in {str(root)!r}: {error.strerror or error}"
             ) from error
-        found[path] = sha256(content)
-        waiting.extend((header, path) for header in _included(places, path, content))
+        found[path] = sha256(text)
+        waiting.extend((header, path) for header in _included(places, path, text))
     return tuple(Source(path, found[path]) for path in sorted(found))
 
 
@@ -79,8 +82,7 @@ def watched(root: Path, sources: Iterable[Source]) -> set[str] | None:
 
     Of directories all of them, since a header may be put where an earlier one is looked for.
     """
-    shared = shared_include(root)
-    places = {"": root} | ({SHARED: shared.parent} if shared else {})
+    places, shared = _places(root), shared_include(root)
     found = {str(_place(places, source.path)) for source in sources}
     for top in (root, *([shared] if shared else ())):
         for directory, _, files in os.walk(top, followlinks=True):
@@ -90,6 +92,15 @@ def watched(root: Path, sources: Iterable[Source]) -> set[str] | None:
             if len(found) > _MOST_WATCHED:
                 return None
     return found
+
+
+def place_of(root: Path, path: str) -> Path:
+    """Where a file lies on this machine that identities of the library at `root` name `path`."""
+    return _place(_places(root), path)
+
+
+def _places(root: Path) -> dict[str, Path]:
+    return {"": root} | ({SHARED: shared.parent} if (shared := shared_include(root)) else {})
 
 
 def _place(places: Mapping[str, Path], path: str) -> Path:
@@ -122,9 +133,8 @@ def content(root: Path, path: str) -> bytes:
     Raises:
         ConfigError: it can no longer be read.
     """
-    places = {"": root} | ({SHARED: shared.parent} if (shared := shared_include(root)) else {})
     try:
-        return read_regular(_place(places, path), MAX_SOURCE)
+        return read_regular(place_of(root, path), MAX_SOURCE)
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read in {str(root)!r}: {error.strerror or error}") from error
 

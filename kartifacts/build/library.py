@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from kartifacts.build.closure import inside, own_root, reached
+from kartifacts.build import templates
+from kartifacts.build.closure import inside, own_root
 from kartifacts.build.declared import read_family
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.files.installed import declares
@@ -56,7 +57,7 @@ class Library:
         self.families = families
         self.broken = dict(broken or {})
         self._homes = homes  # family → its directory, relative to the root
-        self._reached: dict[tuple[str, ...], tuple[Source, ...]] = {}
+        self._reached: dict[object, tuple[Source, ...]] = {}  # sources and axes →
 
     def __repr__(self) -> str:
         return f"Library({self.name!r}, {str(self.root)!r})"
@@ -116,12 +117,17 @@ class Library:
             raise ConfigError(f"nothing to build for {' '.join(map(str, archs)) or 'an empty arch list'}: {reasons}")
         return made, skipped
 
-    def closure(self, sources: Iterable[str]) -> tuple[Source, ...]:
-        """`sources` and every file of the library that they include, with content digests, sorted by path."""
+    def closure(self, sources: Iterable[str], axes: Mapping[str, str] = {}) -> tuple[Source, ...]:
+        """`sources` and every file of the library that they include, with content digests, sorted by path.
+
+        Args:
+            axes: what templates among `sources` are rendered with.
+        """
         wanted = tuple(sources)
-        if wanted not in self._reached:
-            self._reached[wanted] = reached(self.root, wanted)
-        return self._reached[wanted]
+        asked = (wanted, tuple(axes.items()) if any(map(templates.is_template, wanted)) else ())
+        if asked not in self._reached:
+            self._reached[asked] = templates.closure(self.root, wanted, dict(axes))
+        return self._reached[asked]
 
     def _spec(self, family: str, decl: OpDecl, axes: tuple[tuple[str, str], ...], arch: Arch) -> Spec:
         reason = _unsupported(decl, arch)
@@ -135,7 +141,7 @@ class Library:
             axes=axes,
             arch=arch,
             device=device,
-            sources=self.closure((*device.sources, *device.host_sources)),
+            sources=self.closure((*device.sources, *device.host_sources), dict(axes)),
             root=str(self.root),
         )
 

@@ -1,0 +1,213 @@
+"""Sources that are templates: rendered with the axes of a spec, in memory for its identity, in a tree for its compiler.
+
+A template is for real specialisation: what a macro or a C++ template can say needs none.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import traceback
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kartifacts.build.closure import INCLUDE, MAX_SOURCE, content, inside, place_of, reached
+from kartifacts.build.workspace import replace_file
+from kartifacts.errors import ConfigError
+from kartifacts.files.faults import storing
+from kartifacts.files.reading import read_regular
+from kartifacts.files.trust import check_trusted
+from kartifacts.model.digest import Digest, canonical_json, sha256
+from kartifacts.model.spec import Source, Spec
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+SUFFIX = ".jinja"
+SETTING = "KARTIFACTS_GENERATED"
+MAX_RENDERED = 16 << 20  # bytes
+_ALLOWED = (str, int, float)  # what a template may print: others show addresses, or None where a value was meant
+_UNSTEADY = ("random", "pprint")  # filters that do not give the same each time
+_WIDE = {"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"}  # methods that take a width
+
+Texts = dict[str, bytes]
+"""Path of a rendered source, relative to the library's root → its text."""
+
+
+def is_template(path: str) -> bool:
+    return path.endswith(SUFFIX)
+
+
+def closure(root: Path, sources: Iterable[str], axes: Mapping[str, str]) -> tuple[Source, ...]:
+    """As `reached`, of sources some of which are templates: these, what they render to, and what either includes.
+
+    Raises:
+        ConfigError: as `reached`, or a template cannot be rendered; names it and the line.
+    """
+    wanted = tuple(sources)
+    texts, read = render(root, [path for path in wanted if is_template(path)], axes)
+    found = reached(root, [_rendered(path) for path in wanted], texts)
+    return tuple(sorted({*found, *read}, key=lambda source: source.path))
+
+
+def written(spec: Spec, generated: Path) -> Spec:
+    """The spec as a compiler sees it, whose root, if it has templates, is a tree in `generated` that holds its sources.
+
+    Files are written only where they differ.  The tree has the paths of the library, so that what is compiled in it is
+    the same wherever it lies.  Identities are those of `spec`, not of what this gives.
+
+    Raises:
+        ConfigError: the sources have changed since `spec` was made, or a template cannot be rendered.
+        StoreError: the tree cannot be written, or others could write into it.
+    """
+    device = spec.device
+    wanted = (*device.sources, *device.host_sources)
+    if not any(map(is_template, wanted)):
+        return spec
+    texts, _ = render(Path(spec.root), filter(is_template, wanted), dict(spec.axes))
+    name = sha256(canonical_json([(source.path, source.sha256) for source in spec.sources]))
+    tree = generated / name
+    check_trusted(generated, setting=SETTING)
+    for source in spec.sources:
+        if is_template(source.path) or source.path.startswith("<"):
+            continue
+        text = texts[source.path] if source.path in texts else content(Path(spec.root), source.path)
+        if sha256(text) != source.sha256:
+            raise ConfigError(
+                f"{source.path!r} of {spec.uri} has changed since it was read in {spec.root!r}", hint="run it again"
+            )
+        _write(tree / source.path, text)
+    plain = msgspec.structs.replace(
+        device,
+        sources=[*map(_rendered, device.sources)],
+        host_sources=[*map(_rendered, device.host_sources)],
+    )
+    sources = tuple(source for source in spec.sources if not is_template(source.path))
+    return replace(spec, device=plain, sources=sources, root=str(tree))
+
+
+def _write(path: Path, text: bytes) -> None:
+    with storing("write in", path.parent, setting=SETTING):
+        try:
+            if read_regular(path, MAX_SOURCE) == text:
+                return
+        except OSError:
+            pass
+    replace_file(path, text)
+
+
+def _rendered(path: str) -> str:
+    return path.removesuffix(SUFFIX)
+
+
+# -- rendering ---------------------------------------------------------------------------------------------------------
+
+
+def render(root: Path, templates: Iterable[str], axes: Mapping[str, str]) -> tuple[Texts, set[Source]]:
+    """Render templates of a library with every axis as a variable, and all of them as ``axes``.
+
+    Returns:
+        The texts, and every template that was read.
+
+    Raises:
+        ConfigError: one is missing, reaches outside the library, or cannot be rendered; names it and the line.
+    """
+    texts: Texts = {}
+    read: dict[str, Digest] = {}
+    environment = None
+    for path in templates:
+        environment = environment or _environment(root, read)
+        output = _rendered(path)
+        if os.path.lexists(place_of(root, output)):
+            raise ConfigError(f"{path!r} renders to {output!r}, which is a file of the library too: remove one of them")
+        texts[output] = _render(environment, path, axes, read)
+    return texts, {Source(path, digest) for path, digest in read.items()}
+
+
+def _render(environment: Environment, path: str, axes: Mapping[str, str], read: Container[str]) -> bytes:
+    from jinja2 import TemplateError
+
+    try:
+        pieces, size = [], 0
+        for piece in environment.get_template(path).generate({**axes, "axes": dict(axes)}):
+            size += len(piece)
+            if size > MAX_RENDERED:
+                raise ConfigError(f"the template {path!r} renders to more than {MAX_RENDERED} bytes")
+            pieces.append(piece)
+        return "".join(pieces).encode()
+    except ConfigError:
+        raise
+    except (TemplateError, ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        where = _where(error, path, read)
+        text = str(error).partition("\n")[0] or type(error).__name__
+        raise ConfigError(
+            f"the template {where} cannot be rendered: {text[:300]}",
+            hint=f"its variables are the axes ({', '.join(sorted(axes)) or 'none'}) and 'axes', all of them by name",
+        ) from error
+
+
+def _where(error: BaseException, path: str, read: Container[str]) -> str:
+    """Template and line: of a mistake in its syntax, or the innermost that was being rendered."""
+    if isinstance(line := getattr(error, "lineno", None), int):
+        return f"{getattr(error, 'name', None) or path}:{line}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((f"{name}:{line}" for name, line in reversed(frames) if name in read), path)
+
+
+def _environment(root: Path, read: dict[str, Digest]) -> Environment:
+    from jinja2 import FunctionLoader, StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """Refuse what a slip of the pen makes too large for the memory."""
+            if operator == "**" or not all(isinstance(side, (int, float)) for side in (left, right)):
+                raise ValueError(f"{operator!r} is for numbers alone, and '**' is not there at all")
+            return super().call_binop(context, operator, left, right)
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _WIDE)
+
+        def join_path(self, template: str, parent: str) -> str:
+            """Beside the template that includes another one, else in include/, and nowhere else."""
+            homes = (posixpath.dirname(parent), INCLUDE)
+            names = [inside(home, template, f"an include in {parent}") for home in homes]
+            return next((name for name in names if os.path.isfile(place_of(root, name))), names[0])
+
+    environment = Sandbox(
+        undefined=StrictUndefined,
+        autoescape=False,
+        keep_trailing_newline=True,
+        finalize=_printable,
+        loader=FunctionLoader(_loader(root, read)),
+        auto_reload=False,
+    )
+    for name in (*_UNSTEADY, "format", "center"):
+        del environment.filters[name]
+    del environment.globals["lipsum"]
+    return environment
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, _ALLOWED) or type(value).__name__ == "StrictUndefined":
+        return value
+    raise TypeError(f"a text or a number is expected where something is printed, got {type(value).__name__}")
+
+
+def _loader(root: Path, read: dict[str, Digest]) -> Callable[[str], tuple[str, str, Callable[[], bool]]]:
+    def load(path: str) -> tuple[str, str, Callable[[], bool]]:
+        try:
+            data = content(root, path)
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"the template {path!r} is not text in UTF-8: {error}") from error
+        read[path] = sha256(data)
+        return text, path, lambda: True
+
+    return load
