@@ -332,7 +332,7 @@ def _check_kernel(spec: Spec, step: Step) -> dict[str, str]:
         problems.append(f"it does not export {', '.join(lacking)} (it exports {', '.join(found.exports) or 'nothing'})")
     if set(found.archs) != promised:
         problems.append(f"it holds GPU code for {_named(found.archs)}, expected {_named(promised)}")
-    if found.has_rpath:
+    if found.run_path:
         problems.append("it has a run path of this machine")
     if problems:
         raise BuildError(f"{what}: {'; '.join(problems)}", command=step.shell)

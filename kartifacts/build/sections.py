@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
-SHT_NOBITS, SHT_DYNAMIC, SHT_DYNSYM, SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
+SHT_NOTE, SHT_NOBITS, SHT_DYNAMIC, SHT_DYNSYM, SHT_VERNEED = 7, 8, 6, 11, 0x6FFFFFFE
 
 # An honest file stays far below these; a crafted one must not cost more than its size.
 _OVERLAP = 4  # times that each byte may be part of a section
@@ -31,11 +32,14 @@ def cut(data: memoryview, start: int, length: int, what: str) -> memoryview:
 class Section:
     """One section; its content may be a table of names, from which no more is read than an honest file needs."""
 
-    def __init__(self, kind: int, data: memoryview, link: int) -> None:
+    def __init__(self, kind: int, data: memoryview, link: int, flags: int = 0, size: int = 0, offset: int = 0) -> None:
         self.name = ""
         self.kind = kind
         self.data = data
         self.link = link
+        self.flags = flags
+        self.size = size  # also where the file holds no content
+        self.offset = offset
         self._left = _NAMES * len(data) + _FEW_NAMES
 
     def text(self, offset: int) -> str:
@@ -71,7 +75,10 @@ def sections_of(data: memoryview) -> list[Section]:
         Section(
             row[1],
             data[:0] if row[1] in (0, SHT_NOBITS) else cut(data, row[4], row[5], f"section {number}"),
-            row[6],
+            link=row[6],
+            flags=row[2],
+            size=row[5],
+            offset=row[4],
         )
         for number, row in enumerate(rows)
     ]
@@ -86,3 +93,29 @@ def strings_of(sections: list[Section], section: Section) -> Section:
     if section.link >= len(sections):
         raise Malformed(f"section {section.name!r} names section {section.link} of {len(sections)}")
     return sections[section.link]
+
+
+def segments_of(data: memoryview) -> Iterator[tuple[int, int]]:
+    """Type and flags of every segment."""
+    (table,) = unpack("Q", data, 32)
+    entry, count = unpack("HH", data, 54)
+    if count and entry != 56:
+        raise Malformed(f"its segment table has entries of {entry} bytes")
+    for number in range(count):
+        kind, flags = unpack("II", data, table + 56 * number)
+        yield kind, flags
+
+
+def notes_of(section: Section) -> Iterator[tuple[str, int, memoryview]]:
+    """Owner, type and content of every note in a section of notes."""
+    offset = 0
+    while offset < len(section.data):
+        owner, size, kind = unpack("III", section.data, offset)
+        name = cut(section.data, offset + 12, owner, "a note")
+        content = offset + 12 + -(-owner // 4) * 4
+        yield (
+            bytes(name[:64]).rstrip(b"\0").decode("ascii", "replace"),
+            kind,
+            cut(section.data, content, size, "a note"),
+        )
+        offset = content + -(-size // 4) * 4

@@ -143,7 +143,11 @@ def test_local_memory_of_a_kernel_is_seen(nvcc: Compile) -> None:
       for (int i = 0; i < n; i++) s += a[p[i] & 63];
       y[0] = s;
     }"""
-    assert inspect(nvcc(KERNEL + spilling, "-cubin", *images("9.0a"))).frames == {"spill": 256}
+    found = inspect(nvcc(KERNEL + spilling, "-cubin", *images("9.0a"))).functions
+    assert {name: (usage.stack, usage.spill_stores) for name, usage in found.items()} == {
+        "add": (0, 0),
+        "spill": (256, 0),
+    }
 
 
 def test_what_is_no_cubin_has_no_arch(cxx: Compile) -> None:
@@ -189,9 +193,9 @@ def test_versions_are_compared_as_numbers(cxx: Compile) -> None:
 
 
 def test_a_build_path_in_the_file_is_seen(cxx: Compile) -> None:
-    assert not inspect(cxx("int x;")).has_rpath
-    assert inspect(cxx("int x;", "-Wl,-rpath,/somewhere")).has_rpath
-    assert inspect(cxx("int x;", "-Wl,--disable-new-dtags,-rpath,/somewhere")).has_rpath
+    assert inspect(cxx("int x;")).run_path == ""
+    assert inspect(cxx("int x;", "-Wl,-rpath,/somewhere")).run_path == "/somewhere"
+    assert inspect(cxx("int x;", "-Wl,--disable-new-dtags,-rpath,/somewhere")).run_path == "/somewhere"
 
 
 def test_the_ffi_is_needed_with_and_without_a_link_to_it(cxx: Compile) -> None:

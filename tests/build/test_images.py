@@ -18,6 +18,7 @@ from elftools.elf.elffile import ELFFile
 from kartifacts.build.elf import inspect_bytes
 from kartifacts.build.images import ALIGNMENT, IMAGE, LAUNCH, attach, attached
 from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.model.arch import parse_arch
 
 # It finds its own file as a launcher does, and tells where the image lies in it.
 LAUNCHER = r"""
@@ -60,7 +61,11 @@ extern "C" __attribute__((visibility("default"))) int __tvm_ffi_answer(
   return 0;
 }
 """
-PICTURE = b"\x7fELF" + random.Random(5).randbytes(5000)
+# The header of a cubin for sm_90, and bytes that nobody reads.
+PICTURE = struct.pack(
+    "<4sBBBB8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 65, 2, 190, 1, 0, 0, 0, 90 << 8, 64, 0, 0, 64, 0, 0
+)
+PICTURE += random.Random(5).randbytes(5000)
 NOTES = {"entry": "answer", "threads": "128", "dtype": "2"}
 
 
@@ -115,7 +120,8 @@ def test_others_readers_see_the_sections(launcher: bytes, tmp_path: Path) -> Non
     assert image["sh_offset"] % ALIGNMENT == 0
     assert image["sh_flags"] == notes["sh_flags"] == 0  # not loaded
     assert notes.data() == b"dtype 2\nentry answer\nthreads 128\n"
-    assert inspect_bytes(module, "kernel.so").exports == ("answer",)
+    found = inspect_bytes(module, "kernel.so")
+    assert (found.exports, found.archs) == (("answer",), (parse_arch("9.0"),))
     (tmp_path / "kernel.so").write_bytes(module)
     shown = subprocess.run(["readelf", "-SW", "kernel.so"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert IMAGE in shown.stdout
