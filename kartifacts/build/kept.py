@@ -1,7 +1,9 @@
 """Finished kernels in the workspace: how one is written down, found again, and put in place when several make it.
 
 kernels/<op digest>.<arch>/<key>/kernel.so      this name never means two contents: dlopen caches by path
-                                /kernel.json    what it is, and the digest of the file beside it
+                                /kernel.json    what it is, the digest of the file beside it, and the files outside
+                                                of the library that went into it
+                           <key>.<any>/         built when another directory of this key was there and of no use
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from kartifacts.build.outside import Seen, unchanged
+from kartifacts.build.toolchains import IMAGES
 from kartifacts.build.workspace import check_owner, storage_errors, sync
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.files.reading import read_regular
@@ -29,11 +33,13 @@ from kartifacts.model.spec import Spec
 
 log = logging.getLogger(__name__)
 
-FILE = "kernel.so"
+NAME = "kernel"
 RECORD = "kernel.json"
-MAX_RECORD = 1 << 20  # bytes
+MAX_RECORD = 16 << 20  # bytes
 MAX_KERNEL = 2 << 30  # bytes
 SUFFIX = ".so"
+SUFFIXES = (SUFFIX, *IMAGES)
+FILE = NAME + SUFFIX
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exports: list[str]
     needs: dict[str, str]
     parts: dict[str, Any]  # what the key is made of, so that two keys can be compared
+    suffix: str = SUFFIX
+    outside: list[Seen] = []  # what its compilers read outside of the library
 
 
 def folder(workspace: Path, spec: Spec) -> Path:
@@ -75,7 +83,7 @@ def folder(workspace: Path, spec: Spec) -> Path:
 def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel | None:
     """The finished build of `spec` with this key, or without one the newest of any compiler; None if there is none.
 
-    Writes nothing.  A damaged build counts as none, with a warning.
+    Writes nothing.  A damaged build counts as none, with a warning, and so does one of headers that have changed.
 
     Raises:
         StoreError: the workspace belongs to somebody else, or everybody may write to it.
@@ -92,7 +100,10 @@ def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel 
 
 def _usable(place: Path, spec: Spec) -> BuiltKernel | None:
     try:
-        return read(place, spec)
+        record = _record(place, spec)
+        if unchanged(record.outside):
+            return _checked(place, record)
+        log.info("what %s includes has changed outside of its library since it was built in %s", spec.uri, place)
     except FileNotFoundError:
         pass
     except (OSError, VerificationError, ConfigError) as error:
@@ -119,56 +130,75 @@ def read(place: Path, spec: Spec) -> BuiltKernel:
         VerificationError: it is damaged, or of another spec.
         OSError: it is not there or cannot be read.
     """
+    return _checked(place, _record(place, spec))
+
+
+def _record(place: Path, spec: Spec) -> Record:
     what = str(place / RECORD)
     try:
         record = msgspec.convert(strict_json(read_regular(place / RECORD, MAX_RECORD), what=what), Record)
-        toolchain = msgspec.convert(record.parts.get("compiler"), dict[str, str])
+        msgspec.convert(record.parts.get("compiler"), dict[str, str])
     except (msgspec.ValidationError, RecursionError) as error:
         raise VerificationError(f"{what} is malformed: {error}") from error
     parse_digest(record.key, what=what)
+    if record.suffix not in SUFFIXES:
+        raise VerificationError(f"{what} names a kernel{record.suffix[:20]!r}; expected {', '.join(SUFFIXES)}")
     if (record.uri, record.op_digest, record.arch) != (spec.uri, spec.op_digest, str(spec.arch)):
         raise VerificationError(
             f"{what} describes {record.uri[:150]!r} for {record.arch[:50]!r}, not {spec.uri} for {spec.arch}"
         )
-    content = read_regular(place / FILE, MAX_KERNEL)
+    return record
+
+
+def _checked(place: Path, record: Record) -> BuiltKernel:
+    path = place / f"{NAME}{record.suffix}"
+    content = read_regular(path, MAX_KERNEL)
     if (actual := sha256(content)) != record.sha256 or len(content) != record.size:
-        raise VerificationError(
-            f"{str(place / FILE)!r} has changed since it was built", expected=record.sha256, actual=actual
-        )
+        raise VerificationError(f"{str(path)!r} has changed since it was built", expected=record.sha256, actual=actual)
     return BuiltKernel(
         uri=record.uri,
         arch=parse_arch(record.arch),
-        path=place / FILE,
+        path=path,
         key=Digest(record.key),
         op_digest=Digest(record.op_digest),
         sha256=Digest(record.sha256),
         size=record.size,
         exports=tuple(record.exports),
         needs=record.needs,
-        toolchain=toolchain,
+        toolchain=record.parts["compiler"],
+        suffix=record.suffix,
     )
 
 
-def keep(staged: Path, workspace: Path, spec: Spec, record: Record) -> BuiltKernel:
-    """Move the directory `staged`, which holds kernel.so, to its place; if another build is there already, use that.
+def keep(
+    staged: Path, workspace: Path, spec: Spec, record: Record, *, outside: Iterable[Seen] | None = None
+) -> BuiltKernel:
+    """Move the directory `staged`, which holds the kernel, to its place; if another build is there already, use that.
+
+    Args:
+        outside: what its compilers read outside of the library, if the record does not say so yet.
 
     Raises:
         StoreError: it cannot be written.
     """
     home = folder(workspace, spec)
+    if outside is not None:
+        best = {(file.path, file.sha256): file for file in sorted(outside)}  # which has a stamp, if one has
+        record = msgspec.structs.replace(record, outside=sorted(best.values()))
     with storage_errors(workspace):
         (staged / RECORD).write_bytes(canonical_json(msgspec.to_builtins(record)))
-        for name in (FILE, RECORD):
+        names = (f"{NAME}{record.suffix}", RECORD)
+        for name in names:
             (staged / name).chmod(0o444)
         staged.chmod(staged.stat().st_mode & ~0o022)
-        for path in (staged / FILE, staged / RECORD, staged):
+        for path in (*(staged / name for name in names), staged):
             sync(path)
         make_directory(home)
         return read(_settle(staged, home / record.key, spec), spec)
 
 
 def _settle(staged: Path, place: Path, spec: Spec) -> Path:
-    """Where the build is in the end: in `place`, or beside it if what holds `place` cannot be seen."""
+    """Where the build is in the end: in `place`, or beside it if what holds `place` cannot be seen or is of no use."""
     try:
         os.rename(staged, place)
     except OSError as error:
@@ -177,11 +207,15 @@ def _settle(staged: Path, place: Path, spec: Spec) -> Path:
     else:
         return place
     try:
+        current = unchanged(_record(place, spec).outside)
         read(place, spec)
     except FileNotFoundError:  # on a network file system the winner may stay invisible for a minute
-        place = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
-        os.rename(staged, place)
+        current = False
     except (VerificationError, OSError):  # out of the way with it, where a process that mapped it is not disturbed
         os.rename(place, staged.with_name(f"{staged.name}.damaged"))
+        os.rename(staged, place)
+        return place
+    if not current:
+        place = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
         os.rename(staged, place)
     return place

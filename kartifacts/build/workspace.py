@@ -5,15 +5,19 @@ Every file appears under its name complete: written in a private place on the sa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 
+from kartifacts.config import Settings
 from kartifacts.files import locking
 from kartifacts.files.faults import WORKSPACE, storing
 from kartifacts.files.trust import check_trusted, make_directory
@@ -66,6 +70,28 @@ def staging(workspace: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(place, ignore_errors=True)
         os.close(lock)
+
+
+def apart(settings: Settings) -> Settings:
+    """The settings to build with: where the disk cache is switched off, with places of this process alone.
+
+    Nothing that was kept is found in them, and they are gone with the process.
+
+    Raises:
+        StoreError: they cannot be made.
+    """
+    if settings.disk_cache == "on":
+        return settings
+    place = _apart(settings.workspace, os.getpid())
+    return dataclasses.replace(settings, workspace=place / "workspace", generated=place / "generated")
+
+
+@lru_cache(maxsize=None)
+def _apart(workspace: Path, process: int) -> Path:
+    held = contextlib.ExitStack()
+    place = held.enter_context(staging(usable(workspace)))
+    atexit.register(lambda: held.close() if os.getpid() == process else None)
+    return place
 
 
 def _host() -> str:
