@@ -6,7 +6,6 @@ A library is a directory with ``<family>/op.toml`` and shared headers in ``inclu
 from __future__ import annotations
 
 import difflib
-import itertools
 import logging
 import os
 import re
@@ -23,7 +22,7 @@ from kartifacts.errors import ConfigError, Refusal
 from kartifacts.files.installed import declares
 from kartifacts.model.arch import Arch, parse_arch, supported
 from kartifacts.model.layout import check_name
-from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes
+from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes, combinations
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class Library:
                 if reason is not None:
                     skipped.append(Refusal(f"{name} for {arch}", reason))
                     continue
-                made.extend(self._spec(family, decl, pairs, arch) for pairs in _combinations(decl))
+                made.extend(self._spec(family, decl, pairs, arch) for pairs in combinations(decl))
         if not made:
             reasons = "; ".join(map(str, skipped[:8]))
             raise ConfigError(f"nothing to build for {' '.join(map(str, archs)) or 'an empty arch list'}: {reasons}")
@@ -311,12 +310,6 @@ def _unsupported(decl: OpDecl, arch: Arch) -> str | None:
     least = parse_arch(device.min_arch) if device.min_arch else None
     _, refused = supported([arch], majors=device.majors, min_arch=least)
     return refused[0].reason if refused else None
-
-
-def _combinations(decl: OpDecl) -> Iterator[tuple[tuple[str, str], ...]]:
-    names = sorted(decl.axes)
-    for values in itertools.product(*(decl.axes[name] for name in names)):
-        yield tuple(zip(names, values, strict=True))
 
 
 def _not_one(op: str, found: Sequence[str], known: Sequence[str], where: str) -> ConfigError:

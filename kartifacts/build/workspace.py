@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from kartifacts.config import Settings
@@ -86,7 +86,7 @@ def apart(settings: Settings) -> Settings:
     return dataclasses.replace(settings, workspace=place / "workspace", generated=place / "generated")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _apart(workspace: Path, process: int) -> Path:
     held = contextlib.ExitStack()
     place = held.enter_context(staging(usable(workspace)))

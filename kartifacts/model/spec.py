@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -166,7 +167,26 @@ def check_axes(family: str, op: OpDecl, axes: dict[str, object]) -> tuple[tuple[
             raise ConfigError(
                 f"{name} is not declared for {axis}={str(axes[axis])[:80]!r}; declared: {', '.join(values)}"
             )
-    return tuple(sorted((axis, str(value)) for axis, value in axes.items()))
+    pairs = tuple(sorted((axis, str(value)) for axis, value in axes.items()))
+    if rule := unsupported(op, pairs):
+        named = ", ".join(f"{axis}={value}" for axis, value in pairs if axis in rule.when)
+        raise ConfigError(f"{name} has no kernel for {named}: {rule.reason}")
+    return pairs
+
+
+def unsupported(op: OpDecl, axes: tuple[tuple[str, str], ...]) -> Unsupported | None:
+    """The first declared reason why there is no kernel for a combination of values; None if there is one."""
+    given = dict(axes)
+    return next(
+        (rule for rule in op.unsupported if all(given[axis] in values for axis, values in rule.when.items())), None
+    )
+
+
+def combinations(op: OpDecl) -> list[tuple[tuple[str, str], ...]]:
+    """Every specialisation that an op has, each as its axes and values, sorted by axis."""
+    names = sorted(op.axes)
+    every = (tuple(zip(names, values, strict=True)) for values in product(*(op.axes[name] for name in names)))
+    return [axes for axes in every if unsupported(op, axes) is None]
 
 
 def check_family(decl: FamilyDecl, *, what: str) -> FamilyDecl:
@@ -186,15 +206,31 @@ def check_family(decl: FamilyDecl, *, what: str) -> FamilyDecl:
         if not op.device:
             raise ConfigError(f"{what}: the op {op.name!r} is declared for no device")
         for kind, device in op.device.items():
-            if kind not in ("cpu", "cuda", "hip"):
-                raise ConfigError(f"{what}: {op.name}.device.{kind}: expected cpu, cuda or hip")
-            if not device.sources:
-                raise ConfigError(f"{what}: {op.name}.device.{kind} lists no sources")
-            for axis, values in device.defines.items():
-                unknown = set(values) - set(op.axes.get(axis, []))
-                if axis not in op.axes or unknown:
-                    raise ConfigError(
-                        f"{what}: {op.name}.device.{kind}.defines names {axis}={sorted(unknown)}, "
-                        "which no axis of the op declares"
-                    )
+            _check_device(device, op, kind, f"{what}: {op.name}.device.{kind}")
+        _check_unsupported(op, f"{what}: {op.name}.unsupported")
     return decl
+
+
+def _check_device(device: DeviceDecl, op: OpDecl, kind: str, where: str) -> None:
+    if kind not in ("cpu", "cuda", "hip"):
+        raise ConfigError(f"{where}: expected cpu, cuda or hip")
+    if not device.sources:
+        raise ConfigError(f"{where} lists no sources")
+    for axis, values in device.defines.items():
+        unknown = sorted(set(values) - set(op.axes.get(axis, [])))
+        if axis not in op.axes or unknown:
+            raise ConfigError(f"{where}.defines names {axis}={unknown}, which no axis of the op declares")
+
+
+def _check_unsupported(op: OpDecl, where: str) -> None:
+    for rule in op.unsupported:
+        if not rule.when or not all(rule.when.values()):
+            raise ConfigError(f"{where}: a rule names no axis, or an axis without values; it says {rule.reason!r}")
+        if not rule.reason.strip():
+            raise ConfigError(f"{where}: a rule about {', '.join(sorted(rule.when))} gives no reason")
+        for axis, values in rule.when.items():
+            unknown = sorted(set(values) - set(op.axes.get(axis, [])))
+            if axis not in op.axes or unknown:
+                raise ConfigError(f"{where} names {axis}={unknown}, which no axis of the op declares")
+    if op.unsupported and not combinations(op):
+        raise ConfigError(f"{where} leaves nothing: every combination of the axes is said to have no kernel")
