@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from kartifacts.build.flags import check_define, check_flag
+from kartifacts.build.flags import check_define, check_flag, check_link_flag
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import parse_arch
@@ -84,6 +84,8 @@ def _check_op(op: OpDecl, what: str) -> None:
             raise ConfigError(f"{where}.toolchain: expected {_TOOLCHAINS[kind][0]!r}, got {device.toolchain!r}")
         for flag in device.flags:
             check_flag(flag, device.toolchain, where)
+        for flag in device.link_flags:
+            check_link_flag(flag, where)
         for define in (define for values in device.defines.values() for define in values.values()):
             check_define(define, where)
         if device.min_arch and parse_arch(device.min_arch).kind != kind:

@@ -48,6 +48,11 @@ _PTXAS = re.compile(
 # Flags of nvcc that hand a list over to another tool.
 _HANDED_ON = {"-Xcompiler": _HOST, "--compiler-options": _HOST, "-Xptxas": _PTXAS, "--ptxas-options": _PTXAS}
 
+# Of the linker: libraries by name, which are looked for where the compiler does, and how symbols are bound.
+_LINK = re.compile(
+    r"-l[A-Za-z0-9_][A-Za-z0-9_+.-]*|-pthread|-Wl,(-z,(now|relro|nodelete)|--(no-)?as-needed|--gc-sections)"
+)
+
 
 def check_flag(flag: str, toolchain: str, where: str) -> None:
     """Raise `ConfigError`, which names the flag, unless an op may declare it."""
@@ -66,6 +71,17 @@ def check_flag(flag: str, toolchain: str, where: str) -> None:
                 ", and for nvcc lists as in -Xcompiler=-Wall,-fno-math-errno; shared headers belong into include/, "
                 "CPU level and GPU into the arch list",
             )
+
+
+def check_link_flag(flag: str, where: str) -> None:
+    """Raise `ConfigError`, which names the flag, unless an op may declare it for the linker."""
+    if not _LINK.fullmatch(flag):
+        raise ConfigError(
+            f"{where}.link_flags: {flag[:100]!r} is not allowed: with it the result might depend on where this machine "
+            "keeps things",
+            hint="allowed are libraries by name (-lm), -pthread, -Wl,-z,now (also relro, nodelete), -Wl,--as-needed "
+            "and -Wl,--gc-sections",
+        )
 
 
 def check_define(define: str, where: str) -> None:
