@@ -12,6 +12,7 @@
     ├── BuildError             a compiler failed
     │   └── NoCompiler         there is no compiler; carries the places searched
     ├── LoadError              built and verified, but does not load in this process
+    │   └── AbiMismatch        the same, since it asks for a symbol or version that no library here has
     └── PublishConflict        other bytes already stand under that name
 
 The message says what, expected, got, and what was done; the hint says what to do and is shown on its own line.
@@ -99,6 +100,9 @@ class ArtifactUnavailable(KartifactsError):
 
 class MissingKernel(ArtifactUnavailable):
     """Nothing published fits and the policy forbids compiling.
+
+    Its message begins with ``no usable kernel for URI on ARCH, and compiling it is refused:`` in every version, so that
+    ``kartifacts coverage --from`` can read it out of any log.
 
     Args:
         uri: the specialisation that was asked for, e.g. ``norm/rmsnorm?dtype=bfloat16``.
@@ -244,6 +248,20 @@ class LoadError(KartifactsError):
     """A verified artifact does not load in this process."""
 
     exit_code = 8
+
+
+class AbiMismatch(LoadError):
+    """A verified artifact asks for a symbol, or a version of one, that no library of this process defines.
+
+    None of its code has run.  A published kernel of which this is true is passed over for the next that fits.
+
+    Args:
+        wanted: what it asks for, as the dynamic linker names it.
+    """
+
+    def __init__(self, message: str, *, wanted: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.wanted = wanted
 
 
 class PublishConflict(KartifactsError):

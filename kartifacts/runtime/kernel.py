@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kartifacts.errors import LoadError, Refusal
+from kartifacts.errors import AbiMismatch, LoadError, Refusal
 from kartifacts.model.arch import Arch
+
+# What the dynamic linker says of a library that does not belong here, for a symbol, a version or another library.
+_LACKING = re.compile(
+    r"undefined symbol: (?P<symbol>\S+)|symbol (?P<versioned>\S+), version \S+ not defined"
+    r"|version [`'](?P<version>[^']+)' not found|^(?P<library>[^/\s]+): cannot open shared object"
+)
 
 
 class Kernel:
@@ -65,8 +75,16 @@ def _load_module(path: Path, uri: str) -> Any:
     import tvm_ffi  # imports torch where torch is installed: never before a kernel is really wanted
 
     try:
-        return tvm_ffi.load_module(str(path))
+        with _bound(path):
+            return tvm_ffi.load_module(str(path))
     except Exception as error:
+        if lacking := _LACKING.search(str(error)):
+            [wanted] = filter(None, lacking.groups())
+            raise AbiMismatch(
+                f"{uri} does not load: it asks for {wanted}, which this process has not: {error}",
+                wanted=wanted,
+                hint="kartifacts doctor shows the libraries that this process would use",
+            ) from error
         mapped = "failed to map segment" in str(error)  # what a mount without exec says
         raise LoadError(
             f"{uri} does not load: {error}",
@@ -74,3 +92,16 @@ def _load_module(path: Path, uri: str) -> Any:
             if mapped
             else "kartifacts doctor shows the libraries that this process would use",
         ) from error
+
+
+@contextmanager
+def _bound(path: Path) -> Iterator[None]:
+    """Have every symbol of a library found now: one that is not there would end the process at its first call."""
+    import _ctypes
+    import ctypes
+
+    handle = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_LOCAL)._handle
+    try:
+        yield
+    finally:
+        _ctypes.dlclose(handle)  # it stays for as long as others have it open
