@@ -28,6 +28,20 @@ FFI_ABI = "tvm-ffi-0.1"
 _NOT_AXES = {"self", "op", "device"}  # load() takes axes as keywords beside these
 
 
+Literal = bool | int | float | str
+Choice = Literal | dict[str, dict[str, Literal]]
+"""A value; a text names the axis whose value it is; a table axis → value → what to take."""
+
+
+class KernelDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kernel that is written in Python: its function, and what that is specialised to (see `build.python_kernels`)."""
+
+    function: str
+    arguments: dict[str, str]  # parameter → its type, in which a name of an axis stands for its value
+    constants: dict[str, Choice] = {}  # parameter → what is known when it is compiled
+    options: dict[str, Choice] = {}  # of the compiler
+
+
 class DeviceDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an op is built for one kind of device.
 
@@ -41,6 +55,7 @@ class DeviceDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     flags: list[str] = []
     link_flags: list[str] = []
     defines: dict[str, dict[str, str]] = {}  # axis → value → macro definition, e.g. KART_DTYPE=2
+    kernel: KernelDecl | None = None  # of triton and cutedsl, in place of flags and defines
     min_arch: str = ""  # lowest arch that the code supports, e.g. 7.5
     majors: list[int] = []  # CUDA major versions that the code supports; empty: all
 
@@ -120,6 +135,7 @@ class Spec:
             "compile": [self.device.sources, self.device.host_sources],
             "sources": {source.path: source.sha256 for source in self.sources},
             "ffi": FFI_ABI,
+            **({"kernel": msgspec.to_builtins(self.device.kernel)} if self.device.kernel else {}),
         }
 
     @property
