@@ -354,6 +354,23 @@ def targets(toolkit: Toolkit) -> list[Arch]:
     ]
 
 
+def buildable(arch: Arch, toolkit: Toolkit) -> Arch | None:
+    """What comes nearest to a CUDA arch among those that a toolkit can build for; None if nothing of its device does.
+
+    Of several, the one with the fewest instructions more than were asked for, else with the fewest less.
+    """
+    row = _CUDA.get((arch.major, arch.minor))
+    if row is not None and row.until is not None and toolkit >= row.until and row.renamed:
+        renamed = _read_cuda(row.renamed, row.renamed)
+        return buildable(replace(arch, major=renamed.major, minor=renamed.minor), toolkit)
+    strength = _STRENGTH[arch.suffix]
+    near = [other for other in targets(toolkit) if (other.major, other.minor) == (arch.major, arch.minor)]
+    order = sorted(
+        near, key=lambda other: (_STRENGTH[other.suffix] < strength, abs(_STRENGTH[other.suffix] - strength))
+    )
+    return replace(order[0], ptx=arch.ptx) if order else None
+
+
 def _dotted(toolkit: Toolkit) -> str:
     return ".".join(map(str, toolkit))
 

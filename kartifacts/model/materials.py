@@ -6,6 +6,7 @@ programs, give the same bytes in every release.  Nothing at run time reads it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -75,12 +76,43 @@ def decode_materials(data: bytes, *, what: str = "materials") -> Materials:
         found = msgspec.convert(strict_json(data, what=what), type=Materials)
     except (msgspec.ValidationError, RecursionError) as error:
         raise VerificationError(f"{what} is malformed: {error}") from error
-    if found.version != 1:
-        raise VerificationError(f"version of {what}: expected 1, got {found.version}", expected="1")
-    for content in (*found.files, *found.imported):
+    check_contents(found, what)
+    return found
+
+
+def check_contents(materials: Materials, what: str) -> None:
+    """Raise a `VerificationError` if materials are of another version, or something in them is no digest or size."""
+    if materials.version != 1:
+        raise VerificationError(f"version of {what}: expected 1, got {materials.version}", expected="1")
+    for content in (*materials.files, *materials.imported):
         parse_digest(content.sha256, what=what)
         if content.size < 0:
             raise VerificationError(f"{what} has a file of {content.size} bytes")
-    for digest in (*found.programs.values(), *([found.recipe.sha256] if found.recipe else ())):
+    for digest in (*materials.programs.values(), *([materials.recipe.sha256] if materials.recipe else ())):
         parse_digest(digest, what=what)
-    return found
+
+
+def joined(parts: Sequence[Materials]) -> Materials:
+    """The materials of a bundle whose kernels were made in several places, of the same sources by the same programs.
+
+    Raises:
+        VerificationError: a file or an op is not the same in all of them.
+    """
+    files: dict[str, Content] = {}
+    ops: dict[str, MadeOp] = {}
+    for part in parts:
+        for content in part.files:
+            if files.setdefault(content.path, content) != content:
+                raise VerificationError(f"{content.path} has two contents in what {part.family} was made of")
+        for op in part.ops:
+            before = ops.get(op.op, msgspec.structs.replace(op, kernels=[], reached=[]))
+            if (before.flags, before.compile) != (op.flags, op.compile):
+                raise VerificationError(f"{op.op} was compiled in two ways")
+            ops[op.op] = msgspec.structs.replace(
+                before,
+                reached=sorted({*before.reached, *op.reached}),
+                kernels=sorted([*before.kernels, *op.kernels], key=lambda made: made.uri),
+            )
+    return msgspec.structs.replace(
+        parts[0], files=[files[path] for path in sorted(files)], ops=[ops[name] for name in sorted(ops)]
+    )

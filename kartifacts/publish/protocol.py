@@ -20,9 +20,10 @@ from kartifacts.model.digest import Digest, parse_digest, sha256
 from kartifacts.model.layout import View, blob_path, target_name, target_path
 from kartifacts.model.manifest import MAX_PACK, Pin, Synced
 from kartifacts.publish.buckets import Bucket, read_back
+from kartifacts.publish.gate import Judge, check_plan
 from kartifacts.publish.leases import publishing
 from kartifacts.publish.lockfile import add_pins, one_version_each
-from kartifacts.publish.plan import Plan, check_plan
+from kartifacts.publish.plan import Plan
 from kartifacts.publish.release import name_release, refuse_other_content, refuse_signed
 from kartifacts.publish.repository import Blob, Repository
 from kartifacts.publish.verify import Progress, verify_repository
@@ -52,6 +53,7 @@ def publish(
     library: str | None = None,
     version: str | None = None,
     plan: Plan | None = None,
+    judge: Judge | None = None,
     lock: Path | None = None,
     keyring: Keyring | None = None,
     channels: Sequence[str] = (),
@@ -65,6 +67,7 @@ def publish(
     Args:
         library, version: publish these only.
         plan: what the releases must hold.
+        judge: looks into each kernel of a release that is held against a plan.
         lock: kartifacts.lock that pins what was published.
         keyring: signs for the releases; without it they can be had only by who pins them.
         channels: lead to these releases from now on, and to no other of their libraries.
@@ -87,7 +90,7 @@ def publish(
         one_version_each(report.pins)
     repository = Repository(source_dir)
     if plan is not None:
-        check_plan(plan, repository, report.pins)
+        check_plan(plan, repository, report.pins, judge=judge)
     bucket.preflight()
     bucket.tidy()
     if keyring is None:

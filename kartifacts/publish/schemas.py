@@ -15,6 +15,8 @@ from kartifacts.model.manifest import BundleManifest, Lock, Release, Table
 from kartifacts.model.materials import Materials
 from kartifacts.model.spec import FamilyDecl
 from kartifacts.publish.plan import Plan
+from kartifacts.publish.promises import Promises
+from kartifacts.publish.shards import Shard
 
 _TYPES = {
     "bundle": BundleManifest,
@@ -22,7 +24,9 @@ _TYPES = {
     "materials": Materials,
     "op": FamilyDecl,
     "plan": Plan,
+    "promises": Promises,
     "release": Release,
+    "shard": Shard,
     "table": Table,
 }
 

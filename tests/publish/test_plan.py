@@ -13,7 +13,8 @@ import pytest
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.model.manifest import BundleManifest, Release
 from kartifacts.publish.buckets.directory import DirectoryBucket
-from kartifacts.publish.plan import Exemption, Plan, check_plan, read_plan
+from kartifacts.publish.gate import check_plan
+from kartifacts.publish.plan import Exemption, Plan, read_plan
 from kartifacts.publish.protocol import publish
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
