@@ -98,9 +98,8 @@ def _load_module(path: Path, uri: str) -> Any:
 def _bound(path: Path) -> Iterator[None]:
     """Have every symbol of a library found now: one that is not there would end the process at its first call."""
     import _ctypes
-    import ctypes
 
-    handle = ctypes.CDLL(str(path), os.RTLD_NOW | os.RTLD_LOCAL)._handle
+    handle = _ctypes.dlopen(str(path), os.RTLD_NOW | os.RTLD_LOCAL)
     try:
         yield
     finally:

@@ -8,13 +8,12 @@
     5. compiled now                                                                                 if policy allows
 
 Wrong bytes met on the way are never answered by 3 or 5: if no source has the right ones, `VerificationError` is raised.
+Where settings ask for kernels that are compiled otherwise than published ones are, 2 and 4 are passed over.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,20 +24,20 @@ from typing import TYPE_CHECKING
 from kartifacts import config
 from kartifacts.config import Settings
 from kartifacts.errors import (
+    AbiMismatch,
     ArtifactUnavailable,
     ConfigError,
-    KartifactsError,
     LoadError,
     MissingKernel,
     Refusal,
     SourceError,
-    StoreError,
     VerificationError,
 )
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.runtime import host, recall
 from kartifacts.runtime.found import Found
 from kartifacts.runtime.kernel import Kernel
+from kartifacts.runtime.turn import turn
 
 if TYPE_CHECKING:  # what a remembered kernel does not need is imported where it is used
     from kartifacts.build.library import Libraries
@@ -85,7 +84,7 @@ class Registry:
         wanted = _wanted(op, device, axes)
         kernel = self._loaded.get(wanted)
         if kernel is None:
-            with _loading:  # threads that ask for the same kernel at once get the same one
+            with turn():
                 kernel = self._loaded.get(wanted)
                 if kernel is None:
                     kernel = self._loaded[wanted] = self._load(op, wanted[1], axes)
@@ -100,7 +99,7 @@ class Registry:
 
         May read metadata from mirrors; fetches no kernel and compiles nothing.
         """
-        from kartifacts.runtime import jit
+        from kartifacts.runtime import lifecycle
 
         op, device, _ = _wanted(op, device, axes)
         spec, request = self._request(op, device, axes)
@@ -108,6 +107,8 @@ class Registry:
         wrong: list[VerificationError] = []
         told: set[str] = set()
         asks = [False, True] if self.settings.mirrors and not self.settings.offline else [False]
+        if self._otherwise(spec, rows):
+            asks = []
         for remote in asks:
             place = "mirrors" if remote else "local sources and the store"
             with _noting(rows, place, wrong):
@@ -123,10 +124,15 @@ class Registry:
         elif spec is None:
             rows.append(Refusal("JIT", "no sources of this op are installed"))
         else:
-            if built := self._built_before(spec, rows):
-                rows.append(Refusal("built here before", f"fits: {built.path}"))
-            rows.append(jit.explain(spec, self.settings))
+            rows += lifecycle.explain(spec, self.settings)
         return list(dict.fromkeys(rows))
+
+    def _otherwise(self, spec: Spec | None, refusals: list[Refusal]) -> bool:
+        """Whether the op, as it can be compiled here, is to be compiled otherwise than what is published."""
+        names = "" if spec is None else self.settings.overrides
+        if names:
+            refusals.append(Refusal("published kernels", f"not looked at: {names} asks for others"))
+        return bool(names)
 
     def _whereabouts(self, bundle: Bundle, entry: KernelEntry, *, remote: bool, last: bool) -> str | None:
         """Where a kernel would be had from; None if it is not here, unless this is the `last` to ask."""
@@ -175,15 +181,15 @@ class Registry:
             return kernel
         spec, request = self._request(op, device, axes)
         refusals = self._without_pins()
-        found = self._prebuilt(spec, request, refusals) or self._compiled(spec, request, refusals)
-        log.info("%s for %s: %s", request.uri, found.arch, found.origin)
-        kernel = Kernel(request.uri, found.arch, found.path, found.origin, found.exports, tuple(refusals))
-        if asked is not None and spec is not None and found.origin != "store" and request.device == asked.device:
+        kernel = self._found(spec, request, refusals) or self._compiled(spec, request, refusals)
+        log.info("%s for %s: %s", request.uri, kernel.arch, kernel.origin)
+        if asked is not None and spec is not None and kernel.origin != "store" and request.device == asked.device:
+            found = Found(kernel.path, kernel.arch, kernel.origin, kernel.exports)
             self._note(asked, recall.Recalled(request.uri, found, tuple(refusals)), spec)
         return kernel
 
     def _question(self, op: str, device: str | None, axes: Mapping[str, object]) -> recall.Question | None:
-        if device is None and host.has_driver():  # then the choice hangs on the op
+        if self.settings.overrides or (device is None and host.has_driver()):  # then the choice hangs on the op
             return None
         try:
             return recall.question(self.settings, op, host.device_arch(device or "cpu"), axes)
@@ -260,20 +266,25 @@ class Registry:
             )
         return Request(holders[0], uri, family, host.device_arch(device), None)
 
-    def _prebuilt(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Found | None:
+    def _found(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Kernel | None:
+        """A kernel for which nothing has to be compiled; else None, and why is added to `refusals`."""
+        from kartifacts.runtime import lifecycle
+
+        if spec is not None and self._otherwise(spec, refusals):
+            return lifecycle.find(spec, self.settings, refusals)
         wrong: list[VerificationError] = []
         with _noting(refusals, "local sources", wrong):
-            if found := self._published(request, refusals, wrong, remote=False):
-                return found
-        if spec is not None and not wrong and (found := self._built_before(spec, refusals)):
-            return found
+            if kernel := self._published(request, refusals, wrong, remote=False):
+                return kernel
+        if spec is not None and not wrong and (kernel := lifecycle.find(spec, self.settings, refusals)):
+            return kernel
         if self.settings.offline:
             refusals.append(_OFFLINE)
         elif self.settings.mirrors:
             asked: list[Refusal] = []
             with _noting(asked, "mirrors", wrong):
-                if found := self._published(request, asked, wrong, remote=True):
-                    return found
+                if kernel := self._published(request, asked, wrong, remote=True):
+                    return kernel
             refusals.extend(refusal for refusal in asked if refusal not in refusals)
         if wrong:
             wrong[-1].refusals = tuple(refusal for refusal in refusals if refusal.reason != wrong[-1].message)
@@ -282,13 +293,13 @@ class Registry:
 
     def _published(
         self, request: Request, refusals: list[Refusal], wrong: list[VerificationError], *, remote: bool
-    ) -> Found | None:
+    ) -> Kernel | None:
         fetcher = self._fetcher(remote=remote)
         for bundle, entry in self._fitting(request, refusals, wrong, remote=remote):
             with _noting(refusals, bundle.name):
                 path = fetcher.ensure(bundle, [entry])[entry.uri]
-                arch = parse_arch(bundle.descriptor.note("arch"))
-                return Found(path, arch, fetcher.origin_of(entry), tuple(entry.exports))
+                arch, origin = parse_arch(bundle.descriptor.note("arch")), fetcher.origin_of(entry)
+                return Kernel(request.uri, arch, path, origin, tuple(entry.exports), tuple(refusals))
         return None
 
     def _fitting(
@@ -303,41 +314,21 @@ class Registry:
             if entry is not None:
                 yield bundle, entry
 
-    def _built_before(self, spec: Spec, refusals: list[Refusal]) -> Found | None:
-        from kartifacts.runtime import jit
+    def _compiled(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Kernel:
+        from kartifacts.runtime import lifecycle
 
-        try:
-            found = jit.find(spec, self.settings)
-        except StoreError as error:  # a mirror may do without the workspace
-            refusals.append(Refusal("built here before", error.message))
-            return None
-        if found is None:
-            refusals.append(Refusal("built here before", f"nothing for {spec.arch}"))
-        return found
-
-    def _compiled(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Found:
-        from kartifacts.runtime import jit
-
-        wanted = f"no usable kernel for {request.uri} on {request.device}"
         if spec is None:
-            raise ArtifactUnavailable(f"{wanted}, and its sources are not installed", refusals=tuple(refusals))
-        forbidden = jit.refused(self.settings)
-        if forbidden is not None:
-            raise MissingKernel(
-                f"{wanted}, and compiling it is refused: {forbidden}",
-                uri=request.uri,
-                arch=str(spec.arch),
-                spec=spec,
+            raise ArtifactUnavailable(
+                f"no usable kernel for {request.uri} on {request.device}, and its sources are not installed",
                 refusals=tuple(refusals),
-                hint=self._to_pin()
-                or f"fetch it first, on a machine with network: kartifacts fetch --ops "
-                f"{request.uri.partition('?')[0]} --archs {request.device}",
             )
-        log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
         try:
-            return jit.compile(spec, self.settings)
-        except KartifactsError as error:
-            error.refusals = (*refusals, *error.refusals)
+            return lifecycle.build_and_load(spec, self.settings, refusals=refusals)
+        except MissingKernel as error:
+            error.hint = self._to_pin() or (
+                "fetch it first, on a machine with network: kartifacts fetch --ops "
+                f"{request.uri.partition('?')[0]} --archs {request.device}"
+            )
             raise
 
     # -- what it works with, each found at first use -------------------------------------------------------------------
@@ -415,6 +406,9 @@ def _noting(refusals: list[Refusal], place: str, wrong: list[VerificationError] 
             raise
         wrong.append(error)
         refusals.append(Refusal(place, error.message))
+    except AbiMismatch as error:
+        log.warning("%s", error.message)
+        refusals.append(Refusal(place, error.message))
     except (SourceError, ArtifactUnavailable) as error:
         asked = f": {'; '.join(map(str, error.refusals))}" if error.refusals else ""
         refusals.append(Refusal(place, error.message + asked))
@@ -430,17 +424,6 @@ def _wanted(op: str, device: str | None, axes: Mapping[str, object]) -> tuple[st
     named = tuple(sorted((axis, str(value)) for axis, value in axes.items()))
     return op, None if device is None else str(device), named
 
-
-_loading = threading.RLock()
-
-
-def _unlock_in_child() -> None:
-    # The thread that was loading when its process forked is not there to give the lock back.
-    global _loading
-    _loading = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_unlock_in_child)
 
 _default: Registry | None = None
 
@@ -459,7 +442,7 @@ def load(op: str, *, device: str | None = None, **axes: object) -> Kernel:
     if registry is not None and (kernel := registry.loaded(op, device, axes)) is not None:
         return kernel
     settings = config.read()
-    with _loading:  # of threads that start together, one makes the registry
+    with turn():  # of threads that start together, one makes the registry
         registry = _default
         if registry is None or registry.settings != settings:
             registry = _default = Registry(settings)

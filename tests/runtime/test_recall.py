@@ -339,14 +339,14 @@ def test_what_changes_while_a_kernel_is_brought_leaves_no_note(
     place: Place, monkeypatch: pytest.MonkeyPatch, released: Released, change: Callable[[Place], None]
 ) -> None:
     shutil.rmtree(place.machine.store)
-    found = Registry._prebuilt
+    found = Registry._found
 
     def slowly(self: Registry, *rest: Any) -> Any:
         answer = found(self, *rest)
         change(place)
         return answer
 
-    monkeypatch.setattr(Registry, "_prebuilt", slowly)
+    monkeypatch.setattr(Registry, "_found", slowly)
     with Mirror(released.path) as mirror:
         assert place.load(mirrors=mirror.url).origin == mirror.url
     assert place.notes == []

@@ -1,0 +1,224 @@
+"""From a spec to a loaded kernel: this process, what was built here before, or building it now, whatever its toolchain.
+
+What is kept belongs to who made it: a kernel that was compiled with flags of the settings' is found under the same
+settings only, and a kept kernel that does not load is built once more, where it may be.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from kartifacts import config
+from kartifacts.build import jit as builder
+from kartifacts.build import nearest, toolchains, workspace
+from kartifacts.build.kept import BuiltKernel
+from kartifacts.build.toolchains import Toolchain
+from kartifacts.config import Settings
+from kartifacts.errors import (
+    BuildError,
+    ConfigError,
+    KartifactsError,
+    LoadError,
+    MissingKernel,
+    NoCompiler,
+    Refusal,
+    StoreError,
+)
+from kartifacts.files.trust import make_directory
+from kartifacts.model.arch import Arch
+from kartifacts.model.digest import Digest
+from kartifacts.model.spec import Spec
+from kartifacts.runtime import host, misses
+from kartifacts.runtime.kernel import Kernel
+from kartifacts.runtime.turn import turn
+
+log = logging.getLogger(__name__)
+
+BEFORE = "built here before"
+
+_Wanted = tuple[Digest, Arch, Settings]
+
+_loaded: dict[_Wanted, Kernel] = {}
+_unloadable: dict[_Wanted, Path] = {}  # kept, and of no use to this process
+
+
+def build_and_load(spec: Spec, settings: Settings | None = None, *, refusals: Iterable[Refusal] = ()) -> Kernel:
+    """The kernel of `spec`: loaded by this process already, built here before, or built now by its toolchain.
+
+    What is published is not looked at: that is what `Registry.load` does first.
+
+    Args:
+        spec: of a library's op, as `Library.spec` makes it and `MissingKernel.spec` carries it.
+        settings: those in force; read from the environment and the configuration file if not given.
+        refusals: the places that were asked before, to be told with whatever comes of this.
+
+    Raises:
+        ConfigError: its toolchain cannot make it, or the settings ask for what cannot be given; nothing was compiled.
+        MissingKernel: it was not built here before, and the policy forbids compiling.
+        NoCompiler: there is none for it; every place searched is listed.
+        BuildError: a compiler failed, or made something else than the spec promises.
+        StoreError: the workspace cannot be used.
+        LoadError: it was built, and does not load in this process.
+    """
+    settings = settings or config.read()
+    with turn():
+        reasons = list(refusals)
+        kernel = find(spec, settings, reasons)
+        if kernel is None:
+            kernel = _loaded[_wanted(spec, settings)] = _build(spec, settings, tuple(dict.fromkeys(reasons)))
+        return kernel
+
+
+def find(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Kernel | None:
+    """The kernel, if nothing has to be built for it; else None, and why is added to `refusals`.
+
+    Raises:
+        ConfigError: the settings ask for what cannot be given.
+    """
+    wanted = _wanted(spec, settings)
+    if wanted not in _loaded:
+        built = find_built(spec, settings, refusals)
+        if built is None:
+            return None
+        try:
+            _loaded[wanted] = _load(spec, built, BEFORE, refusals)
+        except LoadError as error:
+            _unloadable[wanted] = built.path
+            refusals.append(Refusal(BEFORE, error.message))
+            return None
+    return _loaded[wanted]
+
+
+def _wanted(spec: Spec, settings: Settings) -> _Wanted:
+    return spec.op_digest, spec.arch, settings
+
+
+def _load(spec: Spec, built: BuiltKernel, origin: str, refusals: Iterable[Refusal]) -> Kernel:
+    return Kernel(spec.uri, built.arch, built.path, origin, built.exports, tuple(dict.fromkeys(refusals)))
+
+
+def find_built(spec: Spec, settings: Settings, refusals: list[Refusal]) -> BuiltKernel | None:
+    """A finished build that this machine can load; else None, and why is added to `refusals`.  Writes nothing."""
+    if settings.disk_cache == "off":
+        log.warning("KARTIFACTS_DISK_CACHE=off: %s is not looked for among what was built here before", spec.uri)
+        refusals.append(Refusal(BEFORE, "not looked at: KARTIFACTS_DISK_CACHE=off"))
+        return None
+    try:
+        built = builder.find_built(spec, settings, _demanded(spec, settings))
+    except (StoreError, NoCompiler) as error:  # it is for who builds to say that this stands in the way
+        refusals.append(Refusal(BEFORE, error.message))
+        return None
+    lacking = f"nothing for {spec.arch}" if built is None else host.unmet(built.needs)
+    if lacking is not None:
+        refusals.append(Refusal(BEFORE, lacking))
+        return None
+    return built
+
+
+def _demanded(spec: Spec, settings: Settings) -> Toolchain | None:
+    """The toolchain whose kernel alone will do; None where any compiler's will."""
+    if settings.overrides or settings.cuda_compiler != "auto":
+        return toolchains.find(spec.device.toolchain, settings)
+    return None
+
+
+def refused(settings: Settings) -> str | None:
+    """Why the policy forbids compiling, or None."""
+    if settings.jit == "never":
+        return "KARTIFACTS_JIT=never"
+    if settings.offline and settings.jit != "always":
+        return "offline, and KARTIFACTS_JIT is not 'always'"
+    return None
+
+
+def explain(spec: Spec, settings: Settings) -> list[Refusal]:
+    """What `build_and_load` would do, and how what was built before differs from what is wanted."""
+    rows: list[Refusal] = []
+    try:
+        if built := find_built(spec, settings, rows):
+            rows.append(Refusal(BEFORE, f"fits: {built.path}"))
+        else:
+            rows += [Refusal(BEFORE, text) for text in _nearest(spec, settings)]
+        if forbidden := refused(settings):
+            return [*rows, Refusal("JIT", f"refused: {forbidden}")]
+        toolchain = toolchains.find(spec.device.toolchain, settings)
+        toolchain.check(spec)
+    except (NoCompiler, ConfigError) as error:
+        return [*rows, Refusal("JIT", str(error))]
+    made_of = ", ".join(f"{name} {value}" for name, value in sorted(toolchain.made_with(spec).items()))
+    return [*rows, Refusal("JIT", f"would compile {spec.uri} for {spec.arch} ({made_of})")]
+
+
+def _nearest(spec: Spec, settings: Settings) -> list[str]:
+    try:
+        wanted = spec.key_parts(toolchains.find(spec.device.toolchain, settings).made_with(spec))
+    except NoCompiler:
+        wanted = spec.key_parts({})
+    found = nearest.nearest(settings.workspace, wanted)
+    return [] if found is None else [f"nearest is {found.path}, which differs in {', '.join(found.differences)}"]
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+
+
+def _build(spec: Spec, settings: Settings, refusals: tuple[Refusal, ...]) -> Kernel:
+    forbidden = refused(settings)
+    if forbidden is not None:
+        misses.note(spec, settings, "refused", forbidden)
+        raise MissingKernel(
+            f"no usable kernel for {spec.uri} on {spec.arch}, and compiling it is refused: {forbidden}",
+            uri=spec.uri,
+            arch=str(spec.arch),
+            spec=spec,
+            refusals=refusals,
+        )
+    log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
+    try:
+        _set_aside(_unloadable.pop(_wanted(spec, settings), None), settings)
+        kernel = _load(spec, _built(spec, settings), "jit", refusals)
+    except KartifactsError as error:
+        misses.note(spec, settings, "failed", error.message)
+        error.refusals = (*refusals, *error.refusals)
+        raise
+    misses.note(spec, settings, "compiled")
+    return kernel
+
+
+def _built(spec: Spec, settings: Settings) -> BuiltKernel:
+    if settings.disk_cache == "on":
+        return builder.build_one(spec, settings)
+    log.warning("KARTIFACTS_DISK_CACHE=off: %s is built, and not kept", spec.uri)
+    try:
+        return builder.build_one(spec, replace(workspace.apart(settings), disk_cache="on"))
+    except BuildError as error:
+        _rescue_log(error, settings.workspace / "logs")
+        raise
+
+
+def _rescue_log(error: BuildError, logs: Path) -> None:
+    """Copy the log to where it stays."""
+    stays = logs / Path(error.log).name
+    try:
+        make_directory(logs)
+        shutil.copyfile(error.log, stays)
+    except OSError:  # there is none, or no place for it
+        return
+    error.hint = error.hint and error.hint.replace(error.log, str(stays))
+    error.log = str(stays)
+
+
+def _set_aside(path: Path | None, settings: Settings) -> None:
+    """Take a kept kernel that does not load out of the way; who has it mapped is not disturbed."""
+    if path is None:
+        return
+    log.warning("the kernel in %s does not load: it is built again", path.parent)
+    workspace.usable(settings.workspace)
+    storing = workspace.storage_errors(settings.workspace)
+    with workspace.staging(settings.workspace) as place, storing, suppress(FileNotFoundError):
+        os.rename(path.parent, place / "unloadable")  # unless somebody else was faster
