@@ -8,18 +8,22 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from kartifacts.build import imports
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.spec import Source
 
 INCLUDE = "include"
+SHARED_INCLUDE = "kartifacts/include"  # what headers that others share with us call their directory
 SHARED = "<kartifacts>"  # stands, in the identity of another library, for the root of our own
 MAX_SOURCE = 64 << 20  # bytes
 _MOST_WATCHED = 500  # files and directories; more would take longer than a search
 _INCLUDED = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
 )
+# Comments and texts, which may speak of clocks; or a clock.
+_CLOCKS = re.compile(rb'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\b(__(?:DATE|TIME|TIMESTAMP)__)\b', re.DOTALL)
 
 
 def own_root() -> Path | None:
@@ -72,9 +76,21 @@ def reached(root: Path, sources: Iterable[str], texts: Mapping[str, bytes] = {})
             raise ConfigError(
                 f"{wanted_by} names {path!r}, which cannot be read in {str(root)!r}: {error.strerror or error}"
             ) from error
+        _refuse_clocks(path, text)
         found[path] = sha256(text)
         waiting.extend((header, path) for header in _included(places, path, text))
     return tuple(Source(path, found[path]) for path in sorted(found))
+
+
+def _refuse_clocks(path: str, text: bytes) -> None:
+    """Refuse a source whose bytes would tell when it was compiled; some compilers cannot."""
+    if b"__TIME" in text or b"__DATE__" in text:
+        for named in _CLOCKS.finditer(text):
+            if named[1]:
+                raise ConfigError(
+                    f"{path} uses {named[1].decode()}: the kernel would be another each time that it is compiled",
+                    hint="leave it out, or give a fixed text by a macro of your own",
+                )
 
 
 def watched(root: Path, sources: Iterable[Source]) -> set[str] | None:
@@ -110,6 +126,9 @@ def _place(places: Mapping[str, Path], path: str) -> Path:
 
 def _included(places: Mapping[str, Path], path: str, content: bytes) -> Iterator[str]:
     home = posixpath.dirname(path)
+    if path.endswith(".py"):
+        yield from _imported(places, home, content)
+        return
     shared = [f"{SHARED}/{INCLUDE}"] if SHARED in places else []
     for quoted, angled, other in _INCLUDED.findall(content.replace(b"\\\n", b"").replace(b"\\\r\n", b"")):
         try:
@@ -125,6 +144,17 @@ def _included(places: Mapping[str, Path], path: str, content: bytes) -> Iterator
             if os.path.lexists(there) and not os.path.isdir(there):  # directories are passed over by compilers too
                 yield inside(place, name, f"an include in {path}")
                 break
+
+
+def _imported(places: Mapping[str, Path], home: str, content: bytes) -> Iterator[str]:
+    """What a source in Python imports of its library: from beside it, or from include/."""
+    for module in imports.modules(content):
+        name = module.lstrip(".")
+        up = len(module) - len(name)
+        tops = (home, INCLUDE) if not up else (posixpath.normpath(posixpath.join(home, *[".."] * (up - 1))),)
+        for path in (posixpath.join(top, file) for top in tops for file in imports.files(name)):
+            if not path.startswith("../") and os.path.isfile(_place(places, path)):
+                yield path
 
 
 def content(root: Path, path: str) -> bytes:

@@ -57,7 +57,7 @@ def test_a_built_kernel_loads_and_is_what_its_record_says(settings: Settings, ma
         found = inspect(kernel.path)
         assert found.exports == kernel.exports == ("answer",)
         assert found.needs == dict(kernel.needs)
-        assert not found.has_rpath
+        assert not found.run_path
 
 
 def test_the_report_adds_up(settings: Settings, demo: Library) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,6 +45,12 @@ class Command:
         return (*self.worker, *self.arguments)
 
 
+def headers_in(directory: str, name: str) -> tuple[str, ...]:
+    """Flags by which a compiler that never says where it found a header finds those in `directory`."""
+    del name
+    return ("-isystem", directory)
+
+
 @dataclass(frozen=True)
 class Unit:
     """One source file that becomes one object or image.
@@ -61,6 +67,11 @@ class Unit:
     suffix: str = OBJECT
     worker: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()  # ccache or sccache, before the compiler: no part of the identity
+    headers: Callable[[str, str], tuple[str, ...]] = headers_in
+
+    def seeing(self, directory: Path, name: str) -> Unit:
+        """This, which finds headers in `directory` too, and whose bytes call that `name` wherever it lies."""
+        return replace(self, places=(*self.places, *self.headers(str(directory), name)))
 
     def command(self, output: str, depfile: str) -> Command:
         """Makes `output`, and `depfile`: every file that was read, as make writes it."""

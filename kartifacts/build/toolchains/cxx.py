@@ -18,10 +18,11 @@ from kartifacts.model.arch import Arch
 from kartifacts.model.spec import Spec
 
 NAMES = ("g++", "clang++", "c++")
-COMPILE = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-Iinclude")
+COMPILE = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-Werror=date-time", "-Iinclude")
 LINK = ("-shared", "-s", "-Wl,--build-id=none", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs", "-Wl,-z,noexecstack")
 MEMORY = 250 << 20
 _MARCH = {"aarch64": "armv8-a"}  # others are called by gcc and clang as we call them
+_FFI = "tvm_ffi/include"
 _HINT = "install g++ or clang++, or name one in KARTIFACTS_CXX"
 
 
@@ -49,7 +50,8 @@ class Cxx(Toolchain):
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        return {"kind": self.kind, **self.facts, "flags": " ".join((*COMPILE, *LINK)), **self.options.facts}
+        flags = " ".join((*COMPILE, "-ffile-prefix-map", *LINK))
+        return {"kind": self.kind, **self.facts, "flags": flags, **self.options.facts}
 
     def programs(self, settings: Settings) -> dict[str, str]:
         asked = {name: _part(settings, self.path, name) for name in ("cc1plus", "as", "collect2", "ld")}
@@ -79,15 +81,20 @@ class Cxx(Toolchain):
         return tuple(self._unit(source, COMPILE) for source in spec.device.host_sources)
 
     def _unit(self, source: str, flags: tuple[str, ...]) -> Unit:
-        places = ("-isystem", str(self.ffi / "include"))
-        flags = (*flags, *self.options.flags)
-        return Unit(source, self.path, flags, places, self.fingerprint, MEMORY, launcher=self.options.launcher)
+        flags, places = (*flags, *self.options.flags), headers_in(str(self.ffi / "include"), _FFI)
+        launcher = self.options.launcher
+        return Unit(source, self.path, flags, places, self.fingerprint, MEMORY, launcher=launcher, headers=headers_in)
 
     def link(self, objects: Sequence[str], output: str, libraries: Iterable[str] = ()) -> tuple[str, ...]:
         # No RPATH: libtvm_ffi.so is in the process before any kernel is opened.
         ffi = (f"-L{self.ffi / 'lib'}", "-ltvm_ffi")
         usual = (flag for flag in LINK if flag != "-s" or not self.options.symbols)
         return (str(self.path), *usual, *self.options.flags, "-o", output, *objects, *libraries, *ffi)
+
+
+def headers_in(directory: str, name: str) -> tuple[str, ...]:
+    """Flags by which the headers in `directory` are found, and called `name` by what they say of themselves."""
+    return ("-isystem", directory, f"-ffile-prefix-map={directory}={name}")
 
 
 def discover(settings: Settings) -> Cxx:

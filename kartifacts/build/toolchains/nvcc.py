@@ -7,6 +7,7 @@ import mmap
 import os
 import platform
 import re
+import shlex
 import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ from kartifacts.model.spec import Spec
 
 log = logging.getLogger(__name__)
 
-COMPILE = ("-O3", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Iinclude")
+# -objtemp: nvcc's own names of files in between, which objects hold, follow from the name of the output.
+COMPILE = ("-O3", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden,-Werror=date-time", "-objtemp", "-Iinclude")
 MEMORY = 400 << 20
 USUAL = Path("/usr/local/cuda")
 _SYSTEM = ("-ldl", "-lrt", "-lpthread")  # what the static CUDA runtime needs
@@ -55,7 +57,7 @@ class Nvcc(Toolchain):
     def fingerprint(self) -> dict[str, str]:
         own = {name: self.facts[name] for name in ("version", "ptxas", "cicc", "cudart", "cccl")}
         host = {f"host {name}": value for name, value in self.host.fingerprint.items() if name != "kind"}
-        return {"kind": self.kind, **own, **host, "flags": " ".join(COMPILE)}
+        return {"kind": self.kind, **own, **host, "flags": " ".join((*COMPILE, *_called("SOURCE")))}
 
     def programs(self, settings: Settings) -> dict[str, str]:
         names = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc")
@@ -78,15 +80,42 @@ class Nvcc(Toolchain):
 
     def units(self, spec: Spec) -> tuple[Unit, ...]:
         flags = (*COMPILE, *gencode(spec.arch), *spec.device.flags, *(f"-D{define}" for define in spec.defines))
-        places = (f"-ccbin={self.host.path}",)
-        compiler = self.root / "bin/nvcc"
-        return (
-            *(Unit(source, compiler, flags, places, self.fingerprint, MEMORY) for source in spec.device.sources),
-            *self.host.host_units(spec),
+        places = (f"-ccbin={self.host.path}", *_mapped(str(self.root), "cuda"))
+        own = (
+            Unit(
+                source,
+                self.root / "bin/nvcc",
+                (*flags, *_called(source)),
+                places,
+                self.fingerprint,
+                MEMORY,
+                headers=headers_in,
+            )
+            for source in spec.device.sources
         )
+        return (*own, *self.host.host_units(spec))
 
     def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
         return self.host.link(objects, output, (self.facts["runtime"], *_SYSTEM))
+
+
+def headers_in(directory: str, name: str) -> tuple[str, ...]:
+    """Flags by which the headers in `directory` are found, and called `name` by what they say of themselves."""
+    return ("-isystem", directory.replace(",", r"\,"), *_mapped(directory, name))
+
+
+def _mapped(directory: str, name: str) -> tuple[str, ...]:
+    # Of a list, and for the shell that nvcc starts.
+    return ("-Xcompiler", shlex.quote(f"-ffile-prefix-map={directory}={name}".replace(",", r"\,")))
+
+
+def _called(source: str) -> tuple[str, ...]:
+    """Names what is internal to `source` after its path in the library; nvcc does after where it lies on this machine.
+
+    The path as such goes to two front ends, of which the one looks at device code only.
+    """
+    name = re.sub(r"[^A-Za-z0-9_./-]", "_", source)
+    return ("-Xcicc", f"--orig_src_path_name={name}", "-Xcudafe", f"--orig_src_path_name={name}")
 
 
 def discover(settings: Settings) -> Nvcc:
