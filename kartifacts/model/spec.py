@@ -28,8 +28,8 @@ FFI_ABI = "tvm-ffi-0.1"
 _NOT_AXES = {"self", "op", "device"}  # load() takes axes as keywords beside these
 
 
-Literal = bool | int | float | str
-Choice = Literal | dict[str, dict[str, Literal]]
+Plain = bool | int | float | str
+Choice = Plain | dict[str, dict[str, Plain]]
 """A value; a text names the axis whose value it is; a table axis → value → what to take."""
 
 

@@ -65,7 +65,6 @@ def call(arguments: list[str]) -> str:
     Raises:
         Failed: it does not start, or exits with another status than 0.
     """
-    global _spent
     signal.signal(signal.SIGTERM, _stay)
     output = os.memfd_create("output")
     try:
@@ -75,11 +74,21 @@ def call(arguments: list[str]) -> str:
             process = os.posix_spawnp(arguments[0], arguments, os.environ, file_actions=actions, setsigdef=usual)
         except (OSError, ValueError) as error:
             raise Failed(f"{arguments[0]} does not start: {error}", 127) from None
-        _, ended, usage = os.wait4(process, 0)
-        _spent = max(_spent, usage.ru_maxrss << 10)
-        text = _text(output)
+        return waited_for(process, output)
     finally:
         os.close(output)
+
+
+def waited_for(process: int, output: int) -> str:
+    """What a process that belongs to this job has written to the file `output`, once it has ended; measures it.
+
+    Raises:
+        Failed: it ended with another status than 0.
+    """
+    global _spent
+    _, ended, usage = os.wait4(process, 0)
+    _spent = max(_spent, usage.ru_maxrss << 10)
+    text = _text(output)
     if ended:
         code = os.waitstatus_to_exitcode(ended)
         raise Failed(text, code if code > 0 else 128 - code)
