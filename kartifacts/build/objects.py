@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,20 +41,28 @@ def find(workspace: Path, name: str) -> Path | None:
 
 
 def keep(
-    workspace: Path, name: str, output: Path, read: Iterable[str], suffix: str, *, since: int | None = None
+    workspace: Path,
+    name: str,
+    output: Path,
+    read: Iterable[str],
+    suffix: str,
+    *,
+    search: Sequence[str] = (),
+    since: int | None = None,
 ) -> Path:
     """Keep what a compiler made.
 
     Args:
         name: the digest of all that it was made of, but for `read`.
         read: full paths of the files outside of the library that the compiler read.
+        search: the directories in which the compiler looks for headers, in order.
         since: when the compiler started, in nanoseconds.
 
     Raises:
         BuildError: one of `read` cannot be read any more.
         StoreError: it cannot be written.
     """
-    outside = seen(read, since=since)
+    outside = seen(read, search, since=since)
     with storage_errors(output, "read in"):
         digest = sha256(read_regular(output, MAX_OBJECT))
     place = _home(workspace, name) / f"{digest}{suffix}"

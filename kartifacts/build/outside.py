@@ -1,6 +1,7 @@
 """What a compiler read outside of a library: listed by its depfile, looked at once, and compared before each use.
 
 These files are in no key (see `docs/adr/0021-outside-headers.md`): a machine that compiles nothing has not got them.
+What was looked for in vain counts as well, since a header may be put where a compiler looks earlier.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,11 +31,15 @@ Stamp = tuple[int, ...]
 
 
 class Seen(NamedTuple):
-    """A file as it was: `stamp` is proof enough that it still is; without one, or with another one, `sha256` is."""
+    """A file as it was: `stamp` is proof enough that it still is; without one, or with another one, `sha256` is.
+
+    Or a directory, with names of files that were not in it, nor below it.
+    """
 
     path: str
     stamp: Stamp
     sha256: str
+    absent: tuple[str, ...] = ()
 
 
 def read_depfile(path: Path) -> list[str]:
@@ -70,38 +76,92 @@ def outside(root: Path, read: Iterable[str]) -> list[str]:
     return [os.path.join(root, name) for name in read if relative(root, name) is None]
 
 
-def seen(paths: Iterable[str], *, since: int | None = None) -> list[Seen]:
+def seen(paths: Iterable[str], search: Sequence[str] = (), *, since: int | None = None) -> list[Seen]:
     """Look at files that a compiler has read.
 
     Args:
-        since: when the compiler started, in nanoseconds; what was changed later may not be what it read.
+        search: the directories in which it looks for headers, in their order, as it spells them.
+        since: when it started, in nanoseconds; what was changed later may not be what it read.
 
     Raises:
         BuildError: one can no longer be read.
     """
-    return [_look(_stored(path), since) for path in sorted(set(paths))]
+    found: list[Seen] = []
+    missed: set[str] = set()
+    _real.cache_clear()
+    homes = [(place, _real(place)) for place in search]
+    for path in sorted(set(map(os.path.abspath, paths))):
+        file, text = _look(path, since)
+        found.append(file)
+        missed.update(_looked_for(path, text, homes))
+    return found + _absent(missed)
 
 
 def unchanged(files: Iterable[Seen]) -> bool:
-    """Whether each of them still holds what it held; only those that were touched are read."""
-    return all(stamp_of(_here(file.path)) == file.stamp != () or _holds(file) for file in files)
+    """Whether each still holds what it held, or lacks what it lacked; what was not touched is not read."""
+    return all(map(_is_as_it_was, files))
 
 
-def _look(path: str, since: int | None) -> Seen:
-    here = _here(path)
+def _is_as_it_was(file: Seen) -> bool:
+    here = _here(file.path)
+    if file.stamp and stamp_of(here) == file.stamp:
+        return True
+    if file.absent:
+        return not any(_is_there(os.path.join(here, name)) for name in file.absent)
     try:
-        now = stamp_of(here)
-        digest = UNKNOWN if since is not None and now and now[-1] > since else sha256(read_regular(here, MAX_HEADER))
-    except OSError as error:
-        raise BuildError(f"{here!r} was read by the compiler and cannot be read: {error.strerror or error}") from error
-    return Seen(path, now if is_settled(now) else (), digest)
-
-
-def _holds(file: Seen) -> bool:
-    try:
-        return file.sha256 != UNKNOWN and sha256(read_regular(_here(file.path), MAX_HEADER)) == file.sha256
+        return file.sha256 != UNKNOWN and sha256(read_regular(here, MAX_HEADER)) == file.sha256
     except OSError:
         return False
+
+
+def _look(path: str, since: int | None) -> tuple[Seen, bytes]:
+    now = stamp_of(path)
+    settled = is_settled(now)
+    try:
+        text = read_regular(path, MAX_HEADER)
+    except OSError as error:
+        raise BuildError(f"{path!r} was read by the compiler and cannot be read: {error.strerror or error}") from error
+    changed = since is not None and (not now or now[-1] > since)
+    return Seen(_stored(path), now if settled else (), UNKNOWN if changed else sha256(text)), text
+
+
+def _looked_for(path: str, text: bytes, homes: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Where a compiler may have looked in vain for the header `path`, and for others on behalf of it."""
+    home = os.path.dirname(path)
+    real = os.path.join(_real(home), os.path.basename(path))
+    holders = [(len(place), number) for number, (_, place) in enumerate(homes) if real.startswith(place + os.sep)]
+    if holders:
+        length, number = max(holders)
+        yield from (os.path.join(place, real[length + 1 :]) for place, _ in homes[:number])
+    for name in map(os.fsdecode, _QUOTED.findall(text)):
+        yield os.path.join(home, name)
+    for name in map(os.fsdecode, _ASKED.findall(text)):
+        yield from (os.path.join(place, name) for place in (home, *(place for place, _ in homes)))
+
+
+_real = cache(os.path.realpath)  # for one call of `seen`
+_QUOTED = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*"([^"\n]+)"')
+_ASKED = re.compile(rb'__has_include(?:_next)?[ \t]*\([ \t]*["<]([^">\n]+)[">]')
+
+
+def _absent(paths: Iterable[str]) -> list[Seen]:
+    """Those of `paths` at which there is no file, by the nearest directory that there is."""
+    lacking: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        if not _is_there(path):
+            home = os.path.dirname(path)
+            while not os.path.isdir(home):
+                home = os.path.dirname(home)
+            lacking.setdefault(home, []).append(os.path.relpath(path, home))
+    found = []
+    for home, names in sorted(lacking.items()):
+        now = stamp_of(home)
+        found.append(Seen(_stored(home), now if is_settled(now) else (), UNKNOWN, tuple(names)))
+    return found
+
+
+def _is_there(path: str) -> bool:
+    return os.path.lexists(path) and not os.path.isdir(path)  # compilers pass over directories
 
 
 def stamp_of(path: str) -> Stamp:
