@@ -1,0 +1,243 @@
+"""Runs compilers and linkers, as many at once as cores and memory carry, and measures what each of them needed.
+
+Every command is a job for a worker (see `toolchains/worker.py`): a small process that measures it and, when this one
+ends by whatever cause, SIGKILL included, ends with all that it has started.  So no step outlives the call.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import re
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kartifacts.build.failures import Killed, explain, keep_log
+from kartifacts.build.jobs import Jobs
+from kartifacts.build.steps import Ran, Step
+from kartifacts.build.toolchains.probe import environment
+from kartifacts.build.workers import COMMANDS, Answer, Died, Worker
+from kartifacts.build.workspace import storage_errors
+from kartifacts.config import Settings
+from kartifacts.errors import BuildError
+from kartifacts.files.trust import make_directory
+
+log = logging.getLogger(__name__)
+
+_PLAIN = re.compile(r"[\w./+,@%=-]+", re.ASCII)  # some compilers pass names of temporary files through a shell
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many steps run at once: `jobs` at most, and of those that expect `memory` bytes in all, unless it is None."""
+
+    jobs: Jobs
+    memory: int | None = None
+
+
+def run(
+    steps: Sequence[Step], limits: Limits, settings: Settings, *, staging: Path, on_done: Callable[[Ran], None]
+) -> Jobs:
+    """Run every step: those that keep others waiting longest first.
+
+    Args:
+        staging: a private directory, for temporary files of compilers.
+        on_done: called after each step that succeeded, soon after it ended.
+
+    Returns:
+        How many ran at once in the end: fewer than at first after a compiler was killed.
+
+    Raises:
+        BuildError: a step failed; steps that had begun are waited for. `Killed` if its compiler was killed twice.
+    """
+    environ = environment(settings)
+    temporary = staging / "temporary"
+    if _PLAIN.fullmatch(str(temporary)):
+        with storage_errors(temporary):
+            make_directory(temporary)
+        environ["TMPDIR"] = str(temporary)
+    running = _Run(steps, limits, environ, settings.workspace / "logs", on_done)
+    running.all()
+    return running.limits.jobs
+
+
+@dataclass(frozen=True)
+class _Begun:
+    step: Step
+    at: int  # nanoseconds since the epoch
+    since: float
+
+    def ran(self, cpu: float, memory: int, text: str) -> Ran:
+        return Ran(self.step, self.at, cpu, time.monotonic() - self.since, memory, text)
+
+
+class _Run:
+    """What is ready, what runs, and what waits for it."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        limits: Limits,
+        environ: Mapping[str, str],
+        logs: Path,
+        on_done: Callable[[Ran], None],
+    ) -> None:
+        self.limits = limits
+        self.environ = environ
+        self.logs = logs
+        self.on_done = on_done
+        self.order = _order(steps)
+        self.ready: list[tuple[float, int, Step]] = []
+        self.waiting: dict[Path, list[Step]] = {}  # output of a step → those that need it
+        self.lacking: dict[str, int] = {}  # name of a step → how many of its inputs are still to be made
+        self.running: dict[Worker, _Begun] = {}
+        self.idle: dict[tuple[str, ...], list[Worker]] = {}
+        self.retried: set[str] = set()
+        self.failed: BuildError | None = None
+        self.selector = selectors.DefaultSelector()
+        made = {step.output for step in steps}
+        for step in steps:
+            needed = {path for path in step.inputs if path in made}
+            self.lacking[step.name] = len(needed)
+            for path in needed:
+                self.waiting.setdefault(path, []).append(step)
+            if not needed:
+                self._make_ready(step)
+
+    def all(self) -> None:
+        try:
+            while self.ready or self.running:
+                self._begin_what_may()
+                if self.running:
+                    for key, _ in self.selector.select():
+                        assert isinstance(key.fileobj, Worker)
+                        self._hear(key.fileobj)
+                elif self.failed is not None:
+                    raise self.failed
+            if self.failed is not None:
+                raise self.failed
+        finally:
+            self._end()
+
+    def _make_ready(self, step: Step) -> None:
+        bisect.insort(self.ready, (*self.order[step.name], step), key=lambda item: item[:2])
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    def _begin_what_may(self) -> None:
+        place = 0
+        while self.failed is None and place < len(self.ready):
+            step = self.ready[place][2]
+            if step.command is None:
+                del self.ready[place]
+                self._act(step)
+                place = 0  # what it has made may be waited for
+            elif len(self.running) >= self.limits.jobs.n:
+                break
+            elif self._fits(step):
+                del self.ready[place]
+                self._give(step)
+            else:
+                place += 1
+
+    def _fits(self, step: Step) -> bool:
+        """Whether there is memory for a step; one alone always runs."""
+        if self.limits.memory is None or not self.running:
+            return True
+        return sum(begun.step.memory for begun in self.running.values()) + step.memory <= self.limits.memory
+
+    def _give(self, step: Step) -> None:
+        assert step.command is not None
+        _make_room(step)
+        kind = step.command.worker or COMMANDS
+        idle = self.idle.get(kind)
+        if idle:
+            worker = idle.pop()
+        else:
+            worker = Worker(kind, self.environ)
+            self.selector.register(worker, selectors.EVENT_READ)
+        self.running[worker] = _Begun(step, time.time_ns(), time.monotonic())
+        worker.give(step.command.arguments, step.root)
+
+    def _act(self, step: Step) -> None:
+        begun, cpu = _Begun(step, time.time_ns(), time.monotonic()), time.process_time()
+        assert step.action is not None
+        _make_room(step)
+        step.action()
+        self._is_done(begun.ran(time.process_time() - cpu, 0, ""))
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            answer = worker.answer()
+        except Died as error:
+            begun = self.running.pop(worker)
+            self.selector.unregister(worker)
+            worker.end()
+            self._has_failed(begun.step, error.status, error.text, 0)
+            return
+        if answer is None:
+            return
+        begun = self.running.pop(worker)
+        self.idle.setdefault(worker.command, []).append(worker)
+        if answer.status == 0:
+            self._has_ended(begun, answer)
+        else:
+            self._has_failed(begun.step, answer.status, answer.text, answer.memory)
+
+    def _has_ended(self, begun: _Begun, answer: Answer) -> None:
+        ran = begun.ran(answer.cpu, answer.memory, answer.text)
+        self._begin_what_may()  # before we are busy with what was made
+        if answer.text.strip():
+            log.debug("%s says: %s", begun.step.title, keep_log(begun.step, answer.text, self.logs, "succeeded"))
+        self._is_done(ran)
+
+    def _is_done(self, ran: Ran) -> None:
+        self.on_done(ran)
+        for step in self.waiting.pop(ran.step.output, ()):
+            self.lacking[step.name] -= 1
+            if not self.lacking[step.name]:
+                self._make_ready(step)
+
+    def _has_failed(self, step: Step, status: int, text: str, memory: int) -> None:
+        error = explain(step, status, text, self.logs)
+        if isinstance(error, Killed) and step.name not in self.retried and self.failed is None:
+            self.retried.add(step.name)
+            fewer = max(1, self.limits.jobs.n // 2)
+            log.warning("%s; trying it again with jobs=%d", error.message, fewer)
+            reason = f"halved, since a compiler was killed; before: {self.limits.jobs.reason}"
+            self.limits = replace(self.limits, jobs=Jobs(fewer, reason))
+            self._make_ready(replace(step, memory=max(2 * step.memory, memory)))
+        elif self.failed is None:
+            self.failed = error
+            if self.running:
+                log.warning("%s; waiting for %d steps that have begun", error.message, len(self.running))
+
+    def _end(self) -> None:
+        self.selector.close()
+        for worker in self.running:
+            worker.end(busy=True)
+        for workers in self.idle.values():
+            for worker in workers:
+                worker.end()
+
+
+def _make_room(step: Step) -> None:
+    with storage_errors(step.output.parent):
+        make_directory(step.output.parent)
+
+
+def _order(steps: Sequence[Step]) -> dict[str, tuple[float, int]]:
+    """What is to be begun first has the lowest: what others have been made for, then what is long with all after it."""
+    after: dict[Path, float] = {}  # output → seconds of what needs it
+    for step in steps:
+        for path in step.inputs:
+            after[path] = max(after.get(path, 0.0), step.cost)
+    return {
+        step.name: (float("-inf") if step.inputs else -(step.cost + after.get(step.output, 0.0)), number)
+        for number, step in enumerate(steps)
+    }
