@@ -29,7 +29,7 @@ from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import make_directory
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
-from kartifacts.model.spec import Spec
+from kartifacts.model.spec import Spec, overridden
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def folder(workspace: Path, spec: Spec) -> Path:
 def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel | None:
     """The finished build of `spec` with this key, or without one the newest of any compiler; None if there is none.
 
-    Writes nothing.  A damaged build counts as none, with a warning, and so does one of headers that have changed.
+    Without a key, what was compiled with flags of somebody's settings is passed over.  Writes nothing.  A damaged build counts as none, with a warning, and so does one of headers that have changed.
 
     Raises:
         StoreError: the workspace belongs to somebody else, or everybody may write to it.
@@ -95,7 +95,8 @@ def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel 
         places: Iterable[Path] = sorted(_entries(home), key=_age)
     else:  # its place, then those beside it; only looked for if need be
         places = chain([home / key], (place for place in _entries(home) if place.name.startswith(f"{key}.")))
-    return next((kernel for place in places if (kernel := _usable(place, spec)) is not None), None)
+    found = (kernel for place in places if (kernel := _usable(place, spec)) is not None)
+    return next((kernel for kernel in found if key is not None or not overridden(kernel.toolchain)), None)
 
 
 def _usable(place: Path, spec: Spec) -> BuiltKernel | None:

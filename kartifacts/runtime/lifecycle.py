@@ -48,7 +48,7 @@ _loaded: dict[_Wanted, Kernel] = {}
 _unloadable: dict[_Wanted, Path] = {}  # kept, and of no use to this process
 
 
-def build_and_load(spec: Spec, settings: Settings | None = None, *, refusals: Iterable[Refusal] = ()) -> Kernel:
+def build_and_load(spec: Spec, settings: Settings | None = None) -> Kernel:
     """The kernel of `spec`: loaded by this process already, built here before, or built now by its toolchain.
 
     What is published is not looked at: that is what `Registry.load` does first.
@@ -56,7 +56,6 @@ def build_and_load(spec: Spec, settings: Settings | None = None, *, refusals: It
     Args:
         spec: of a library's op, as `Library.spec` makes it and `MissingKernel.spec` carries it.
         settings: those in force; read from the environment and the configuration file if not given.
-        refusals: the places that were asked before, to be told with whatever comes of this.
 
     Raises:
         ConfigError: its toolchain cannot make it, or the settings ask for what cannot be given; nothing was compiled.
@@ -67,32 +66,31 @@ def build_and_load(spec: Spec, settings: Settings | None = None, *, refusals: It
         LoadError: it was built, and does not load in this process.
     """
     settings = settings or config.read()
+    wanted = _wanted(spec, settings)
     with turn():
-        reasons = list(refusals)
-        kernel = find(spec, settings, reasons)
+        kernel = _loaded.get(wanted)
         if kernel is None:
-            kernel = _loaded[_wanted(spec, settings)] = _build(spec, settings, tuple(dict.fromkeys(reasons)))
+            reasons: list[Refusal] = []
+            kernel = find(spec, settings, reasons) or build(spec, settings, reasons)
+            _loaded[wanted] = kernel
         return kernel
 
 
 def find(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Kernel | None:
-    """The kernel, if nothing has to be built for it; else None, and why is added to `refusals`.
+    """The kernel, if it was built here before and loads; else None, and why is added to `refusals`.
 
     Raises:
         ConfigError: the settings ask for what cannot be given.
     """
-    wanted = _wanted(spec, settings)
-    if wanted not in _loaded:
-        built = find_built(spec, settings, refusals)
-        if built is None:
-            return None
-        try:
-            _loaded[wanted] = _load(spec, built, BEFORE, refusals)
-        except LoadError as error:
-            _unloadable[wanted] = built.path
-            refusals.append(Refusal(BEFORE, error.message))
-            return None
-    return _loaded[wanted]
+    built = find_built(spec, settings, refusals)
+    if built is None:
+        return None
+    try:
+        return _load(spec, built, BEFORE, refusals)
+    except LoadError as error:
+        _unloadable[_wanted(spec, settings)] = built.path
+        refusals.append(Refusal(BEFORE, error.message))
+        return None
 
 
 def _wanted(spec: Spec, settings: Settings) -> _Wanted:
@@ -100,7 +98,7 @@ def _wanted(spec: Spec, settings: Settings) -> _Wanted:
 
 
 def _load(spec: Spec, built: BuiltKernel, origin: str, refusals: Iterable[Refusal]) -> Kernel:
-    return Kernel(spec.uri, built.arch, built.path, origin, built.exports, tuple(dict.fromkeys(refusals)))
+    return Kernel(spec.uri, built.arch, built.path, origin, built.exports, tuple(refusals))
 
 
 def find_built(spec: Spec, settings: Settings, refusals: list[Refusal]) -> BuiltKernel | None:
@@ -167,7 +165,9 @@ def _nearest(spec: Spec, settings: Settings) -> list[str]:
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def _build(spec: Spec, settings: Settings, refusals: tuple[Refusal, ...]) -> Kernel:
+def build(spec: Spec, settings: Settings, refusals: Iterable[Refusal]) -> Kernel:
+    """The kernel, built now unless another process has done so meanwhile; raises what `build_and_load` raises."""
+    refusals = tuple(dict.fromkeys(refusals))
     forbidden = refused(settings)
     if forbidden is not None:
         misses.note(spec, settings, "refused", forbidden)

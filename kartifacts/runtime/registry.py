@@ -323,7 +323,7 @@ class Registry:
                 refusals=tuple(refusals),
             )
         try:
-            return lifecycle.build_and_load(spec, self.settings, refusals=refusals)
+            return lifecycle.build(spec, self.settings, refusals)
         except MissingKernel as error:
             error.hint = self._to_pin() or (
                 "fetch it first, on a machine with network: kartifacts fetch --ops "
