@@ -83,7 +83,8 @@ def folder(workspace: Path, spec: Spec) -> Path:
 def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel | None:
     """The finished build of `spec` with this key, or without one the newest of any compiler; None if there is none.
 
-    Without a key, what was compiled with flags of somebody's settings is passed over.  Writes nothing.  A damaged build counts as none, with a warning, and so does one of headers that have changed.
+    Without a key, what was compiled with flags of somebody's settings is passed over.  A damaged build counts as none,
+    with a warning, and so does one of headers that have changed.  Writes nothing.
 
     Raises:
         StoreError: the workspace belongs to somebody else, or everybody may write to it.
