@@ -5,13 +5,14 @@
               + .kart.launch   what the launcher has to know of it: one `key value` per line, sorted by key
 
 Neither section is loaded: no program header changes.  The launcher finds its own file and maps them when it is called.
+An image may have a .kart.launch of its own, where its compiler alone knows what a launcher has to.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kartifacts.build.sections import Malformed, kind_and_machine, sections_of, unpack
 from kartifacts.errors import ConfigError, VerificationError
@@ -22,6 +23,7 @@ LAUNCH = ".kart.launch"
 ALIGNMENT = 64
 MAX_NOTES = 64 << 10  # bytes
 _SHARED_OBJECT, _SHT_PROGBITS, _SHT_STRTAB = 3, 1, 3
+_DEVICES = (190, 224)  # machines: NVIDIA's and AMD's GPUs
 _ROW = "<IIQQQQIIQQ"
 _MOST_SECTIONS = 0xFF00  # from here on ELF counts them elsewhere
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
@@ -43,17 +45,44 @@ def attach(launcher: bytes, image: bytes, notes: Mapping[str, str]) -> bytes:
         raise VerificationError(f"no image can be attached to the launcher: {error}") from error
 
 
+def noted(image: bytes, notes: Mapping[str, str]) -> bytes:
+    """The image with `notes` in a section that goes wherever it goes; a function of its arguments alone.
+
+    Raises:
+        VerificationError: it is no sound ELF file, or has notes already.
+        ConfigError: a note cannot be written as a line.
+    """
+    text = _written(notes)
+    try:
+        return _extended(memoryview(image), ((LAUNCH, text, 1),))
+    except Malformed as error:
+        raise VerificationError(f"nothing can be noted in the image: {error}") from error
+
+
+def notes_of(image: bytes) -> dict[str, str]:
+    """The notes in an image; none if it has no such section.
+
+    Raises:
+        VerificationError: it is no ELF file, or is damaged.
+    """
+    try:
+        found = next((section for section in sections_of(memoryview(image)) if section.name == LAUNCH), None)
+        return {} if found is None else _read(bytes(found.data))
+    except Malformed as error:
+        raise VerificationError(f"the notes in an image are not sound: {error}") from error
+
+
 def attached(module: bytes | memoryview) -> tuple[bytes, dict[str, str]] | None:
-    """The image in `module` and the notes about it; None if it is an ELF file without an image.
+    """The image in `module` and the notes about it; None if it is an ELF file without an image, or an image itself.
 
     Raises:
         VerificationError: it is no ELF file, is damaged, or holds one section without the other.
     """
     data = memoryview(module)
     try:
-        kind_and_machine(data)
+        _, machine = kind_and_machine(data)
         found = [section for section in sections_of(data) if section.name in (IMAGE, LAUNCH)]
-        if not found:
+        if not found or machine in _DEVICES:
             return None
         if sorted(section.name for section in found) != [IMAGE, LAUNCH]:
             raise Malformed(
@@ -71,12 +100,17 @@ def _attached_to(data: memoryview, image: bytes, text: bytes) -> bytes:
     kind, _ = kind_and_machine(data)
     if kind != _SHARED_OBJECT:
         raise Malformed(f"expected a shared object (type {_SHARED_OBJECT}), got type {kind}")
+    return _extended(data, ((IMAGE, image, ALIGNMENT), (LAUNCH, text, 1)))
+
+
+def _extended(data: memoryview, added: Sequence[tuple[str, bytes, int]]) -> bytes:
+    """An ELF file with further sections that nothing loads: name, content and alignment of each."""
     sections = sections_of(data)
     if taken := [section.name for section in sections if section.name in (IMAGE, LAUNCH)]:
         raise Malformed(f"it has a section {taken[0]} already")
     (table,) = unpack("Q", data, 40)
     count, names = unpack("HH", data, 60)
-    if not 0 < count < _MOST_SECTIONS - 2:
+    if not 0 < count < _MOST_SECTIONS - len(added):
         raise Malformed(f"it has {count} section headers")
     rows = [list(unpack(_ROW[1:], data, table + 64 * number)) for number in range(count)]
     old = bytes(sections[names].data)
@@ -84,12 +118,13 @@ def _attached_to(data: memoryview, image: bytes, text: bytes) -> bytes:
         raise Malformed("its section names are no table of strings")
 
     out = bytearray(data)
-    rows[names][4:6] = 0, len(old)
-    for name, content, alignment in ((IMAGE, image, ALIGNMENT), (LAUNCH, text, 1)):
+    table_of_names = old + "".join(f"{name}\0" for name, _, _ in added).encode()
+    start = len(old)
+    for name, content, alignment in added:
         place = _append(out, content, alignment)
-        rows.append([rows[names][5], _SHT_PROGBITS, 0, 0, place, len(content), 0, 0, alignment, 0])
-        rows[names][5] += len(name) + 1
-    rows[names][4] = _append(out, old + f"{IMAGE}\0{LAUNCH}\0".encode(), 1)
+        rows.append([start, _SHT_PROGBITS, 0, 0, place, len(content), 0, 0, alignment, 0])
+        start += len(name) + 1
+    rows[names][4:6] = _append(out, table_of_names, 1), len(table_of_names)
     headers = _append(out, b"".join(struct.pack(_ROW, *row) for row in rows), 8)
     struct.pack_into("<Q", out, 40, headers)
     struct.pack_into("<H", out, 60, len(rows))

@@ -1,0 +1,216 @@
+"""What the workers of compilers for Python have in common: each job is done in a fork of a process that imported one.
+
+    WORKER.py --site DIRECTORY --target TARGET --kernel JSON [--debug] [--lineinfo] --depfile FILE --output FILE SOURCE
+
+So a compiler is imported once, however many kernels follow; no job sees what another one did; and one in which a
+compiler aborts is a job that failed.  The environment holds nothing of the user's that a compiler or a kernel could
+read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import sysconfig
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from kartifacts.build.toolchains import worker
+else:
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import worker
+
+    del sys.path[0]  # files here are called like compilers
+
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SOURCE_DATE_EPOCH")  # of the environment
+_SOURCE = "kernel_source"  # what the module is called that the source becomes
+
+
+class Job(argparse.Namespace):
+    """One kernel: what to make it of, for what, and where to."""
+
+    site: str
+    target: str
+    kernel: dict[str, Any]
+    debug: bool
+    lineinfo: bool
+    depfile: str
+    output: str
+    source: str
+    place: str  # a private directory, gone afterwards
+
+
+class Mistake(Exception):
+    """What is wrong with a kernel; the text says where."""
+
+
+def serve(prepare: Callable[[], None], compiled: Callable[[Job, Any], bytes], packages: tuple[str, ...]) -> None:
+    """Take jobs (see `worker`).
+
+    Args:
+        prepare: imports the compiler, with nothing of the user's in the environment.
+        compiled: gives the bytes to be written, of a job and the function in its source.
+        packages: top-level packages of the compiler, whose files are in its fingerprint.
+    """
+    own = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    os.environ.clear()
+    os.environ.update(own)
+    # The child of a process with threads has one only, and all that it needs.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork")
+    prepared = False
+
+    def run(arguments: list[str]) -> str:
+        nonlocal prepared
+        job = _parsed(arguments)
+        if not prepared:
+            if job.site not in sys.path:
+                sys.path.append(job.site)
+            prepare()
+            prepared = True
+        return _forked(job, compiled, packages)
+
+    worker.serve(run)
+
+
+def _parsed(arguments: list[str]) -> Job:
+    parser = argparse.ArgumentParser()
+    for name in ("site", "target", "kernel", "depfile", "output"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("debug", "lineinfo"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("source")
+    job = parser.parse_args(arguments, Job())
+    job.kernel = json.loads(str(job.kernel))
+    return job
+
+
+def _forked(job: Job, compiled: Callable[[Job, Any], bytes], packages: tuple[str, ...]) -> str:
+    job.place = tempfile.mkdtemp(dir=os.path.dirname(os.path.abspath(job.output)))
+    output = os.memfd_create("output")
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            _do(job, output, compiled, packages)
+        return worker.waited_for(child, output)
+    finally:
+        os.close(output)
+        shutil.rmtree(job.place, ignore_errors=True)
+
+
+def _do(job: Job, output: int, compiled: Callable[[Job, Any], bytes], packages: tuple[str, ...]) -> NoReturn:
+    """Do the job in this process, which is a fork, and end it."""
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HOME"] = job.place
+        before = set(sys.modules)
+        content = compiled(job, _function(job))
+        with open(job.output, "wb") as file:
+            file.write(content)
+        with open(job.depfile, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(_rule(job, before, packages))
+        status = 0
+    except BaseException as error:  # noqa: BLE001  a kernel may raise whatever it likes
+        sys.stdout.flush()
+        sys.stderr.write(_told(error))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+# -- the source --------------------------------------------------------------------------------------------------------
+
+
+def _function(job: Job) -> Any:
+    """The function that the kernel is, of the source, which is imported from where it lies."""
+    sys.dont_write_bytecode = True
+    sys.path[:0] = [os.path.dirname(os.path.abspath(job.source)), os.path.abspath("include")]
+    spec = importlib.util.spec_from_file_location(_SOURCE, os.path.abspath(job.source))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[_SOURCE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return getattr(module, job.kernel["function"])
+    except AttributeError:
+        raise Mistake(f"{job.source}:1: error: it has no function {job.kernel['function']!r}") from None
+
+
+def parameters(job: Job, names: list[str], optional: set[str]) -> None:
+    """Refuse a kernel that is declared with other parameters than its function has.
+
+    Args:
+        names: of the function.
+        optional: those of them that have a default.
+    """
+    told = {*job.kernel["arguments"], *job.kernel["constants"]}
+    unknown, lacking = sorted(told - set(names)), [name for name in names if name not in told | optional]
+    if unknown or lacking:
+        said = [f"{job.kernel['function']} takes {', '.join(names)}"]
+        said += [f"op.toml says nothing of {', '.join(lacking)}"] if lacking else []
+        said += [f"op.toml names {', '.join(unknown)}"] if unknown else []
+        raise Mistake(f"{job.source}:1: error: {'; '.join(said)}")
+
+
+def _rule(job: Job, before: set[str], packages: tuple[str, ...]) -> str:
+    """All that the job has read, as a rule of make: the source, and every module that came with it."""
+    stdlib = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+    sites = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+    names = [job.source, *_files(before, packages)]
+    read = [name for name in names if not name.startswith(stdlib) or name.startswith(sites)]
+    return f"{_escaped(job.output)}: {' '.join(map(_escaped, dict.fromkeys(read)))}\n"
+
+
+def _files(before: set[str], packages: tuple[str, ...]) -> Iterator[str]:
+    root = os.getcwd() + os.sep
+    for name, module in list(sys.modules.items()):
+        if name in before or name == _SOURCE or name.partition(".")[0] in packages:
+            continue
+        place = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+        if place:
+            path = os.path.abspath(place)
+            yield path.removeprefix(root)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$")
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def _told(error: BaseException) -> str:
+    """The mistake in one line, with the line of the library that it is in; then all about it."""
+    if isinstance(error, Mistake):
+        return f"{error}\n"
+    everything = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return f"{_place(error)}error: {type(error).__name__}: {error}\n\n{everything}"
+
+
+def _place(error: BaseException) -> str:
+    """``norm/rmsnorm.py:12: `` of the innermost line of the library; empty if there is none."""
+    root = os.getcwd() + os.sep
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        places = [(error.filename, error.lineno)]
+    else:
+        places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    for name, line in reversed(places):
+        path = os.path.abspath(name)
+        if path.startswith(root) and not name.startswith("<"):
+            return f"{path.removeprefix(root)}:{line}: "
+    return ""
