@@ -70,6 +70,10 @@ class Usage:
     shared: int = 0  # static
     barriers: int = 0
 
+    @property
+    def spills(self) -> int:
+        return self.spill_stores + self.spill_loads
+
     def largest(self, other: Usage) -> Usage:
         """The larger figure of each."""
         return Usage(**{name: max(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__})
@@ -100,17 +104,25 @@ class Image:
 
 
 def images_in(data: memoryview, sections: list[Section]) -> Iterator[Image]:
-    """Every image in an ELF file, which may itself be one."""
+    """Every image in a file, which may itself be one, or a container of them; `sections` are those of an ELF file."""
+    room = _Room(_RATIO * len(data) + _SMALL)
+    if is_fatbin(data):
+        yield from _fatbin(data, room)
+        return
     _, machine = kind_and_machine(data)
     if machine in (CUDA, AMDGPU):
         yield image_of(data)
         return
-    room = _Room(_RATIO * len(data) + _SMALL)
     for section in sections:
-        if section.name in _FATBIN_SECTIONS:
+        if section.name in _FATBIN_SECTIONS or (section.name == IMAGE and is_fatbin(section.data)):
             yield from _fatbin(section.data, room)
         elif section.name == IMAGE:
             yield image_of(section.data)
+
+
+def is_fatbin(data: memoryview) -> bool:
+    """Whether it is a container of images by itself."""
+    return bytes(data[:4]) == _FATBIN_MAGIC.to_bytes(4, "little")
 
 
 def image_of(data: memoryview) -> Image:

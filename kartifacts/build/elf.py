@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kartifacts.build.cubins import AMDGPU, CUDA, Image, Usage, images_in
+from kartifacts.build.cubins import AMDGPU, CUDA, Image, Usage, images_in, is_fatbin
+from kartifacts.build.images import attached
 from kartifacts.build.sections import (
     SHT_DYNAMIC,
     SHT_DYNSYM,
@@ -44,7 +45,7 @@ _MAX_FILE = 4 << 30  # bytes
 class Inspection:
     """What one ELF file exports and needs."""
 
-    kind: str  # shared | cubin | hsaco | other
+    kind: str  # shared | cubin | fatbin | hsaco | other
     machine: str  # x86_64 | aarch64 | cuda | amdgpu | the number
     exports: tuple[str, ...] = ()  # names of TVM-FFI functions, sorted
     needs: dict[str, str] = field(default_factory=dict)  # as in model.manifest.KernelEntry
@@ -117,6 +118,9 @@ def cubin_arch(data: bytes) -> Arch | None:
 
 
 def _inspect(data: memoryview) -> Inspection:
+    if is_fatbin(data):
+        images = tuple(images_in(data, []))
+        return Inspection("fatbin", _MACHINES[CUDA], needs=_driver(images), images=images)
     kind, machine = kind_and_machine(data)
     sections = sections_of(data)
     images = tuple(images_in(data, sections))
@@ -128,11 +132,14 @@ def _inspect(data: memoryview) -> Inspection:
         kind="shared" if kind == _SHARED_OBJECT else "other",
         machine=_MACHINES.get(machine, str(machine)),
         exports=tuple(sorted(linked.exports)),
-        needs={**linked.needs, **_driver(images)},
+        needs={**linked.needs, **_driver(images, _toolkit(data))},
         needed=tuple(linked.needed),
         undefined=dict(sorted(linked.undefined.items())),
         run_path=linked.run_path,
-        hazards=(*_hazards(data), *(("its code is written to when it is loaded",) if linked.text_relocations else ())),
+        hazards=(
+            *_hazards(data),
+            *(("has code that is written to when it is loaded",) if linked.text_relocations else ()),
+        ),
         build_id=_has_build_id(sections),
         images=images,
         sections=sizes,
@@ -142,9 +149,9 @@ def _inspect(data: memoryview) -> Inspection:
 def _hazards(data: memoryview) -> Iterator[str]:
     for kind, flags in segments_of(data):
         if kind == _PT_LOAD and flags & _WRITABLE and flags & _EXECUTABLE:
-            yield "a segment of it can be written and executed"
+            yield "has a segment that can be written and executed"
         if kind == _PT_GNU_STACK and flags & _EXECUTABLE:
-            yield "it asks for a stack that can be executed"
+            yield "asks for a stack that can be executed"
 
 
 def _has_build_id(sections: list[Section]) -> bool:
@@ -257,11 +264,17 @@ def _version(name: str) -> tuple[str, tuple[int, ...]]:
     return matched[1].lower(), tuple(int(part) for part in matched[2].split("."))
 
 
-def _driver(images: Iterable[Image]) -> dict[str, str]:
+def _driver(images: Iterable[Image], toolkit: tuple[int, int] | None = None) -> dict[str, str]:
     """The driver that will do: code of CUDA 13.x runs with every driver from 13.0 on, PTX needs the same minor too."""
     images = list(images)
-    versions = [image.cuda for image in images if image.cuda]
-    if not versions:
+    newest = max((image.cuda for image in images if image.cuda), default=toolkit)
+    if newest is None:
         return {}
-    major, minor = max(versions)
-    return {"driver": f"{major}.{minor if all(image.arch.ptx for image in images) else 0}"}
+    return {"driver": f"{newest[0]}.{newest[1] if all(image.arch.ptx for image in images) else 0}"}
+
+
+def _toolkit(module: memoryview) -> tuple[int, int] | None:
+    """What the notes about an attached image say made it: cubins say so by themselves only since CUDA 13."""
+    found = attached(module)
+    release = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", found[1].get("toolkit", "")) if found else None
+    return (int(release[1]), int(release[2])) if release else None
