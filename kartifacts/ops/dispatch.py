@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -31,45 +31,62 @@ class Op:
         name: its name, which is also that of the function its kernels export.
         arguments: the names of the function's arguments, in order.
         written: those of them that the kernel writes.
+        typed: those of them that have an element type of their own, whatever the kernel's is.
+        axes: what kernels are specialised for besides the element type: name → values.
     """
 
-    def __init__(self, family: str, name: str, arguments: str, *, written: str) -> None:
+    def __init__(
+        self,
+        family: str,
+        name: str,
+        arguments: str,
+        *,
+        written: str,
+        typed: str = "",
+        axes: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         self.family = family
         self.name = name
         self.arguments = tuple(arguments.split())
         self.written = frozenset(written.split())
-        self._known: dict[tuple[Any, Any], tuple[Call, Empty]] = {}
+        self.typed = frozenset(typed.split())
+        self.axes = {"dtype": DTYPES, **(axes or {})}
+        self._known: dict[tuple[Any, ...], tuple[Call, Empty]] = {}
 
-    def take(self, x: Any) -> tuple[Call, Empty]:
-        """The function for arrays like `x`, and how to allocate more of them.
+    def take(self, x: Any, *values: object) -> tuple[Call, Empty]:
+        """The function for arrays like `x` and these values of the further axes, and how to allocate more like it.
 
         Raises:
-            InputError: `x` is no array, or there is no kernel for its element type or device.
+            InputError: `x` is no array, or there is no kernel for its element type or device, or for a value.
             KartifactsError: what `kartifacts.load` raises when the kernel cannot be had.
         """
         try:
-            return self._known[x.dtype, x.device]
+            return self._known[(x.dtype, x.device, *values)]
         except (AttributeError, KeyError, TypeError):  # not seen yet, or numpy < 2, whose arrays have no device
             pass
-        return self._find(x)  # outside, so that its errors have no such context
+        return self._find(x, values)  # outside, so that its errors have no such context
 
-    def _find(self, x: Any) -> tuple[Call, Empty]:
+    def _find(self, x: Any, values: tuple[object, ...]) -> tuple[Call, Empty]:
         if _is_torch(x):
-            dtype, device = str(x.dtype).removeprefix("torch."), _torch_device(self.name, x)
+            dtype, device = str(x.dtype).removeprefix("torch."), _torch_device(self, x)
         elif _is_numpy(x):
             dtype, device = x.dtype.name, "cpu"
             if not x.dtype.isnative:
-                raise InputError(f"{self.name}: x must be in native byte order, got {x.dtype.str!r}")
+                raise InputError(f"{self.name}: {self.arguments[0]} must be in native byte order, got {x.dtype.str!r}")
         else:
-            raise _no_array(self.name, x)
-        key = (x.dtype, getattr(x, "device", None))
+            raise _no_array(self, x)
         if dtype not in DTYPES:
-            raise InputError(f"{self.name}: x must be one of {', '.join(DTYPES)}, got {dtype}")
+            raise InputError(f"{self.name}: {self.arguments[0]} must be one of {', '.join(DTYPES)}, got {dtype}")
+        axes = dict(zip(self.axes, (dtype, *map(str, values)), strict=True))
+        for axis, value in axes.items():
+            if value not in self.axes[axis]:
+                raise InputError(f"{self.name}: {axis} must be one of {', '.join(self.axes[axis])}, got {value[:80]}")
+        key = (x.dtype, getattr(x, "device", None), *values)
         known = self._known.get(key)
         if known is None:
             from kartifacts.runtime import load
 
-            kernel = load(f"{self.family}/{self.name}", device=device, dtype=dtype)
+            kernel = load(f"{self.family}/{self.name}", device=device, **axes)
             function = getattr(kernel, self.name)
             known = (
                 (_torch_call(self, function), _torch_empty)
@@ -90,17 +107,17 @@ def _is_numpy(x: object) -> bool:
     return numpy is not None and isinstance(x, numpy.ndarray)
 
 
-def _no_array(name: str, x: object) -> InputError:
+def _no_array(op: Op, x: object) -> InputError:
     kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-    return InputError(f"{name}: x must be a numpy array or a torch tensor, got {kind}")
+    return InputError(f"{op.name}: {op.arguments[0]} must be a numpy array or a torch tensor, got {kind}")
 
 
 # -- torch -----------------------------------------------------------------------------------------------------------
 
 
-def _torch_device(name: str, x: Any) -> str:
+def _torch_device(op: Op, x: Any) -> str:
     if x.device.type not in ("cpu", "cuda"):
-        raise InputError(f"{name}: x must be on cpu or cuda, got {x.device}")
+        raise InputError(f"{op.name}: {op.arguments[0]} must be on cpu or cuda, got {x.device}")
     return str(x.device)  # cpu, cuda:0
 
 
@@ -157,7 +174,7 @@ def _numpy_call(op: Op, function: Call, *, bits: bool) -> Call:
 
 
 def _as_bits(op: Op, name: str, value: Any) -> Any:
-    if not _is_numpy(value):
+    if not _is_numpy(value) or name in op.typed:
         return value
     if value.dtype.name != "bfloat16":
         raise InputError(f"{op.name}: {name} must be bfloat16, got {value.dtype.name}")
@@ -188,7 +205,7 @@ class _Unlocked:
 def _refuse(op: Op, x: object, error: Exception) -> NoReturn:
     """Raise what the binding or the exchange of arrays said as one of our errors."""
     if not _is_numpy(x) and not _is_torch(x):  # a numpy scalar, which has the element type and the device of an array
-        raise _no_array(op.name, x) from error
+        raise _no_array(op, x) from error
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if text.startswith(f"{op.name}: the launch"):
         raise LoadError(

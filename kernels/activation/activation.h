@@ -12,4 +12,10 @@ struct activation_args {
   int device;
 };
 
-extern "C" __attribute__((visibility("hidden"))) int kart_launch(const activation_args* args, void* stream);
+KART_LAUNCHER(activation_args)
+
+namespace kart {
+
+constexpr int kGateBlock = 256;  // threads, at most
+
+}  // namespace kart

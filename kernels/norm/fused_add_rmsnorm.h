@@ -13,4 +13,4 @@ struct fused_add_rmsnorm_args {
   int device;
 };
 
-extern "C" __attribute__((visibility("hidden"))) int kart_launch(const fused_add_rmsnorm_args* args, void* stream);
+KART_LAUNCHER(fused_add_rmsnorm_args)

@@ -14,4 +14,4 @@ struct layernorm_args {
   int device;
 };
 
-extern "C" __attribute__((visibility("hidden"))) int kart_launch(const layernorm_args* args, void* stream);
+KART_LAUNCHER(layernorm_args)

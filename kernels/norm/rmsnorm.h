@@ -13,4 +13,4 @@ struct rmsnorm_args {
   int device;
 };
 
-extern "C" __attribute__((visibility("hidden"))) int kart_launch(const rmsnorm_args* args, void* stream);
+KART_LAUNCHER(rmsnorm_args)

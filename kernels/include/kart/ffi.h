@@ -77,6 +77,10 @@ inline Text dtype_text(DLDataType dtype) {
   return text;
 }
 
+inline bool same(DLDataType a, DLDataType b) { return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes; }
+
+inline void* data_of(const DLTensor* tensor) { return static_cast<char*>(tensor->data) + tensor->byte_offset; }
+
 inline DLDataType launcher_dtype() {
   if (kart_dtype == KART_FLOAT32) return {kDLFloat, 32, 1};
   return {static_cast<uint8_t>(kart_dtype == KART_BFLOAT16 ? kDLBfloat : kDLFloat), 16, 1};
@@ -103,11 +107,13 @@ class Call {
 
   const char* op() const { return op_; }
 
-  Rows rows(int arg) {
-    const DLTensor* tensor = this->tensor(arg);
+  Rows rows(int arg) { return rows(arg, element_type()); }
+
+  Rows rows(int arg, DLDataType type) {
+    const DLTensor* tensor = this->tensor(arg, {type});
     if (tensor->ndim < 1) fail("ValueError", "%s: %s must have at least one dimension", op_, names_[arg]);
     const int last = tensor->ndim - 1;
-    Rows rows{arg, tensor, 1, tensor->shape[last], {data(tensor), 1, 0, 0}};
+    Rows rows{arg, tensor, 1, tensor->shape[last], {data_of(tensor), 1, 0, 0}};
     for (int d = 0; d < last; ++d) rows.count *= tensor->shape[d];
     if (rows.empty()) return rows;
     if (rows.count > INT32_MAX || rows.columns > INT32_MAX) {
@@ -137,6 +143,31 @@ class Call {
     return rows;
   }
 
+  // A table of any number of rows, but of a type of its own.
+  Rows table(int arg, DLDataType type, int64_t columns) {
+    const Rows rows = this->rows(arg, type);
+    const int64_t shape[] = {rows.tensor->shape[0], columns};
+    expect_shape(rows, shape, 2, columns);
+    if (rows.count == 0) fail("ValueError", "%s: %s must have at least one row", op_, names_[arg]);
+    return rows;
+  }
+
+  // A contiguous tensor of one of several types.
+  const DLTensor* dense(int arg, std::initializer_list<DLDataType> types, const int64_t* shape, int ndim) {
+    const DLTensor* tensor = this->tensor(arg, types);
+    if (tensor->ndim != ndim || memcmp(tensor->shape, shape, ndim * sizeof *shape) != 0) {
+      fail("ValueError", "%s: %s must have shape %s, got %s", op_, names_[arg],
+           shape_text(shape, ndim, ndim ? shape[ndim - 1] : 0).chars, shape_text(tensor).chars);
+    }
+    int64_t step = 1;
+    for (int d = ndim - 1; d >= 0; step *= shape[d--]) {
+      if (shape[d] > 1 && stride(tensor, d) != step) {
+        fail("ValueError", "%s: %s must be contiguous", op_, names_[arg]);
+      }
+    }
+    return tensor;
+  }
+
   float epsilon(int arg) {
     const TVMFFIAny& given = args_[arg];
     if (given.type_index != kTVMFFIFloat && given.type_index != kTVMFFIInt) {
@@ -161,7 +192,7 @@ class Call {
     const bool parallel = out.count == in.count && x.inner == y.inner && x.inner_stride == y.inner_stride &&
                           x.outer_stride == y.outer_stride;
     if (in_place && parallel && x.data == y.data) return;
-    if (parallel && a.period > 0) {  // columns of one wider tensor
+    if (a.period > 0 && a.period == b.period) {  // columns of one wider tensor
       const int64_t shift = ((a.low - b.low) % a.period + a.period) % a.period;
       if (shift >= b.width && shift + a.width <= a.period) return;
     }
@@ -188,8 +219,6 @@ class Call {
     bool overlaps_itself;
   };
 
-  static void* data(const DLTensor* tensor) { return static_cast<char*>(tensor->data) + tensor->byte_offset; }
-
   static int64_t stride(const DLTensor* tensor, int d) {
     if (tensor->strides != nullptr) return tensor->strides[d];
     int64_t stride = 1;
@@ -197,22 +226,33 @@ class Call {
     return stride;
   }
 
-  // A tensor of the launcher's element type, on the device of the first one.
-  const DLTensor* tensor(int arg) {
+  DLDataType element_type() {
+    if (kart_dtype == 0) fail("RuntimeError", "%s: the launch is impossible: %s", op_, kart_error(0));
+    return launcher_dtype();
+  }
+
+  // A tensor of one of these types, on the device of the first one.
+  const DLTensor* tensor(int arg, std::initializer_list<DLDataType> types) {
     const TVMFFIAny& given = args_[arg];
     const DLTensor* tensor = given.type_index == kTVMFFIDLTensorPtr ? static_cast<const DLTensor*>(given.v_ptr)
                              : given.type_index == kTVMFFITensor    ? TVMFFITensorGetDLTensorPtr(given.v_obj)
                                                                     : nullptr;
     if (tensor == nullptr) fail("TypeError", "%s: %s must be a tensor", op_, names_[arg]);
-    const DLDataType want = launcher_dtype(), got = tensor->dtype;
-    // numpy has no bfloat16, so its bits may come as uint16.
-    const bool bits = want.code == kDLBfloat && got.code == kDLUInt && got.bits == 16 && got.lanes == 1;
-    if (!bits && (got.code != want.code || got.bits != want.bits || got.lanes != want.lanes)) {
-      fail("TypeError", "%s: %s must be %s, got %s", op_, names_[arg], dtype_text(want).chars, dtype_text(got).chars);
+    bool known = false;
+    for (const DLDataType type : types) {
+      // numpy has no bfloat16, so its bits may come as uint16.
+      known |= same(tensor->dtype, type.code == kDLBfloat ? DLDataType{kDLUInt, 16, 1} : type);
+      known |= same(tensor->dtype, type);
+    }
+    if (!known) {
+      const Text first = dtype_text(*types.begin()), last = dtype_text(*(types.end() - 1));
+      fail("TypeError", "%s: %s must be %s%s%s, got %s", op_, names_[arg], first.chars, types.size() > 1 ? " or " : "",
+           types.size() > 1 ? last.chars : "", dtype_text(tensor->dtype).chars);
     }
     check_device(arg, tensor->device);
-    if (reinterpret_cast<uintptr_t>(data(tensor)) % (want.bits / 8) != 0) {
-      fail("ValueError", "%s: %s must be aligned to its elements of %d bytes", op_, names_[arg], want.bits / 8);
+    const int bytes = tensor->dtype.bits / 8;
+    if (reinterpret_cast<uintptr_t>(data_of(tensor)) % bytes != 0) {
+      fail("ValueError", "%s: %s must be aligned to its elements of %d bytes", op_, names_[arg], bytes);
     }
     return tensor;
   }
@@ -258,7 +298,7 @@ class Call {
   }
 
   static Block block(const Rows& rows) {
-    const int64_t bytes = kart_dtype == KART_FLOAT32 ? 4 : 2;
+    const int64_t bytes = rows.tensor->dtype.bits / 8;
     struct {
       int64_t step, count;
     } near{rows.layout.inner_stride, rows.layout.inner}, far{rows.layout.outer_stride, rows.count / rows.layout.inner};

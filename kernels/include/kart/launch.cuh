@@ -1,7 +1,8 @@
-// Launches a kernel on the device that its tensors are on, whichever one is current.
+// Launches a kernel that is linked with its launcher, on the device that its tensors are on, whichever one is current.
 #pragma once
 
 #include "kart/launch.h"
+#include "kart/wide.h"
 
 namespace kart {
 

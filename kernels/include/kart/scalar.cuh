@@ -1,4 +1,4 @@
-// The element type of a CUDA launcher: KART_DTYPE chooses it, arithmetic is done in float.
+// The element type of device code: KART_DTYPE chooses it, arithmetic is done in float.
 //
 // The conversions are written as instructions: the toolkit's headers for them take half of a launcher's compile time.
 #pragma once

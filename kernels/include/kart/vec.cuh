@@ -65,13 +65,6 @@ __device__ inline void store(Scalar* to, const Floats<kCount>& floats) {
   *reinterpret_cast<Vec<kCount>*>(to) = vec;
 }
 
-inline bool is_wide(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
-
-// Whether every row may be moved by the widest loads.
-inline bool is_wide(const kart_rows& rows) {
-  return is_wide(rows.data) && rows.inner_stride % kWide == 0 && rows.outer_stride % kWide == 0;
-}
-
 __device__ inline Scalar* row(const kart_rows& rows, unsigned r) {
   const unsigned inner = static_cast<unsigned>(rows.inner);  // rows are counted up to INT32_MAX
   return static_cast<Scalar*>(rows.data) + (r / inner) * rows.outer_stride + (r % inner) * rows.inner_stride;
