@@ -8,27 +8,49 @@ JIT both come here.
 from __future__ import annotations
 
 import logging
-import resource
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kartifacts.build import jobs as parallel
 from kartifacts.build import kept, workspace
+from kartifacts.build.costs import FILE, Costs
+from kartifacts.build.jobs import Jobs
 from kartifacts.build.kept import BuiltKernel
-from kartifacts.build.planner import Plan
+from kartifacts.build.planner import LINK_MEMORY, Plan
 from kartifacts.build.run import Limits, run
-from kartifacts.build.steps import Ran
+from kartifacts.build.steps import Ran, Step
 from kartifacts.build.toolchains import find
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError
+from kartifacts.errors import BuildError, StoreError
+from kartifacts.model.digest import Digest
 from kartifacts.model.spec import Spec
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int, str], None]
-"""Called with the number of steps done, of all steps, and the title of the last one."""
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build is.
+
+    Args:
+        done, total: steps.
+        title, op, arch: of the step that has run longest, which is what one waits for.
+        elapsed: seconds since the first step began.
+        left: seconds that the rest will take, as earlier builds did.
+        memory: bytes that the hungriest process took so far.
+    """
+
+    done: int
+    total: int
+    title: str
+    op: str
+    arch: str
+    elapsed: float
+    left: float
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -39,7 +61,9 @@ class Build:
     report: dict[str, Any]
 
 
-def compile_specs(specs: Sequence[Spec], settings: Settings, *, progress: Progress | None = None) -> Build:
+def compile_specs(
+    specs: Sequence[Spec], settings: Settings, *, progress: Callable[[Progress], None] | None = None
+) -> Build:
     """Build every spec that is not built yet, in the workspace of `settings`.
 
     Raises:
@@ -61,11 +85,12 @@ def compile_specs(specs: Sequence[Spec], settings: Settings, *, progress: Progre
     report: dict[str, Any] = {"kernels": len(wanted), "kernels_reused": len(made)}
     if missing:
         with workspace.staging(settings.workspace) as staging:
-            plan = Plan(settings.workspace, settings.generated, staging)
+            run = _Run(settings, staging, progress)
             for key, spec in missing.items():
-                plan.add(key, spec, toolchains[spec.device.toolchain])
-            report |= _run(plan, settings, progress)
-            made |= plan.made
+                run.plan.add(key, spec, toolchains[spec.device.toolchain])
+            run.all()
+            made |= run.plan.made
+            report |= run.figures()
     kernels = [made[key] for key in keys if key in made]
     check_complete(specs, kernels)
     return Build(tuple(kernels), {**_NOTHING_DONE, **report, **_totals(kernels, started)})
@@ -80,35 +105,121 @@ def check_complete(plan: Sequence[Spec], built: Iterable[BuiltKernel]) -> None:
         raise BuildError(f"{len(lacking)} of {len(plan)} promised kernels were not built: {shown}")
 
 
-def _run(plan: Plan, settings: Settings, progress: Progress | None) -> dict[str, Any]:
-    """Run the steps of a plan; what is done is kept at once, so that a build that is killed goes on where it was."""
-    jobs = parallel.jobs(
-        parallel.machine(),
-        per_job=max((step.memory for step in plan.steps), default=1) or 1,
-        max_jobs=settings.max_jobs,
-        setting=settings.jobs,
-    )
-    log.info("%d steps, jobs=%d (%s)", len(plan.steps), jobs.n, jobs.reason)
-    done: set[str] = set()
+class _Run:
+    """A plan that is run: what is done is kept at once, so that a build that is killed goes on where it was."""
 
-    def keep(ran: Ran) -> None:
-        with workspace.storage_errors(settings.workspace):
-            plan.keep(ran)
-        done.add(ran.step.name)
-        if progress is not None:
-            progress(len(done), len(plan.steps), ran.step.title)
+    def __init__(self, settings: Settings, staging: Path, progress: Callable[[Progress], None] | None) -> None:
+        self.settings = settings
+        self.progress = progress
+        self.table = settings.workspace / FILE
+        self.costs = Costs.read(self.table)
+        self.plan = Plan(settings, self.costs, staging)
+        self.ran: list[Ran] = []
+        self.began = time.monotonic()
+        self.jobs = Jobs(1, "nothing to do")
+        self.left = 0.0  # seconds that all steps not done yet are expected to take, one after the other
 
-    jobs = run(plan.steps, Limits(jobs), settings, staging=plan.staging, on_done=keep)
-    return {
-        "compiled": len(done & plan.compiled),
-        "linked": len(done & plan.linked),
-        "objects_reused": len(plan.objects_reused),
-        "jobs": jobs.n,
-        "jobs_reason": jobs.reason,
-    }
+    def all(self) -> None:
+        limits = self._limits()
+        log.info("%d steps, jobs=%d (%s)", len(self.plan.steps), limits.jobs.n, limits.jobs.reason)
+        self.left = sum(step.cost for step in self.plan.steps)
+        self.jobs = limits.jobs
+        try:
+            self.jobs = run(self.plan.steps, limits, self.settings, staging=self.plan.staging, listener=self)
+        finally:
+            self._keep_costs()
+
+    def _limits(self) -> Limits:
+        here = parallel.machine()
+        demands = [step.memory for step in self.plan.steps if step.known_as] or [LINK_MEMORY]
+        explicit = {"max_jobs": self.settings.max_jobs, "setting": self.settings.jobs}
+        jobs = parallel.jobs(here, per_job=min(demands), **explicit)
+        if any(explicit.values()):
+            return Limits(jobs)
+        return Limits(jobs, parallel.memory_left(here), lambda: parallel.memory_left(parallel.machine()))
+
+    def _keep_costs(self) -> None:
+        try:
+            if self.costs.learned:
+                self.costs.write(self.table)
+        except StoreError as error:
+            log.debug("what this build has cost is not kept: %s", error)
+
+    # -- as a listener -------------------------------------------------------------------------------------------------
+
+    def running(self, steps: Sequence[tuple[Step, float]]) -> None:
+        if self.progress is None:
+            return
+        step, _ = steps[0]
+        taken = sum(ran.wall for ran in self.ran)
+        expected = sum(ran.step.cost for ran in self.ran)
+        pace = taken / expected if expected else 1.0
+        begun = sum(min(step.cost, seconds / pace) for step, seconds in steps)
+        self.progress(
+            Progress(
+                done=len(self.ran),
+                total=len(self.plan.steps),
+                title=step.title,
+                op=step.op,
+                arch=step.arch,
+                elapsed=time.monotonic() - self.began,
+                left=max(0.0, self.left - begun) * pace / self.jobs.n,
+                memory=max((ran.memory for ran in self.ran), default=0),
+            )
+        )
+
+    def done(self, ran: Ran) -> None:
+        with workspace.storage_errors(self.settings.workspace):
+            self.plan.keep(ran)
+        self.ran.append(ran)
+        self.left -= ran.step.cost
+        if ran.step.known_as:
+            self.costs.learn(ran.step.known_as, ran.cpu, ran.memory)
+        self.running([(ran.step, ran.wall)])
+
+    def killed(self, step: Step) -> None:
+        if step.known_as:
+            self.costs.expect(step.known_as, step.memory)
+
+    # -- what is told at the end ---------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        names = {ran.step.name for ran in self.ran}
+        taken = time.monotonic() - self.began
+        return {
+            "compiled": len(names & self.plan.compiled),
+            "linked": len(names & self.plan.linked),
+            "objects_reused": len(self.plan.objects_reused),
+            "jobs": self.jobs.n,
+            "jobs_reason": self.jobs.reason,
+            "cpu_seconds": round(sum(ran.cpu for ran in self.ran), 3),
+            "efficiency": round(sum(ran.wall for ran in self.ran) / (self.jobs.n * taken), 3),
+            "peak_memory": max((ran.memory for ran in self.ran), default=0),
+            "steps": [
+                {
+                    "title": ran.step.title,
+                    "op": ran.step.op,
+                    "arch": ran.step.arch,
+                    "cpu_seconds": round(ran.cpu, 4),
+                    "seconds": round(ran.wall, 4),
+                    "memory": ran.memory,
+                }
+                for ran in self.ran
+            ],
+        }
 
 
-_NOTHING_DONE = {"compiled": 0, "linked": 0, "objects_reused": 0, "jobs": 0, "jobs_reason": "nothing to do"}
+_NOTHING_DONE: dict[str, Any] = {
+    "compiled": 0,
+    "linked": 0,
+    "objects_reused": 0,
+    "jobs": 0,
+    "jobs_reason": "nothing to do",
+    "cpu_seconds": 0.0,
+    "efficiency": 1.0,
+    "peak_memory": 0,
+    "steps": [],
+}
 
 
 def _totals(kernels: Sequence[BuiltKernel], started: float) -> dict[str, Any]:
@@ -119,5 +230,4 @@ def _totals(kernels: Sequence[BuiltKernel], started: float) -> dict[str, Any]:
         "coverage": {uri: sorted(set(archs)) for uri, archs in sorted(coverage.items())},
         "bytes": sum({kernel.key: kernel.size for kernel in kernels}.values()),
         "seconds": round(time.monotonic() - started, 3),
-        "peak_memory": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10,  # of the largest compiler ever
     }
