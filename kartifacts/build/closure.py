@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kartifacts.build import imports
+from kartifacts.build.stamps import homes, is_file
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest, sha256
@@ -18,7 +19,6 @@ INCLUDE = "include"
 SHARED_INCLUDE = "kartifacts/include"  # what headers that others share with us call their directory
 SHARED = "<kartifacts>"  # stands, in the identity of another library, for the root of our own
 MAX_SOURCE = 64 << 20  # bytes
-_MOST_WATCHED = 500  # files and directories; more would take longer than a search
 _INCLUDED = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
 )
@@ -52,19 +52,23 @@ def inside(home: str, path: str, what: str) -> str:
     return joined
 
 
-def reached(root: Path, sources: Iterable[str], texts: Mapping[str, bytes] = {}) -> tuple[Source, ...]:
+def reached(
+    root: Path, sources: Iterable[str], texts: Mapping[str, bytes] = {}, missed: set[str] | None = None
+) -> tuple[Source, ...]:
     """`sources` and all they include, directly or not, that lies in the library at `root` or among our shared headers.
 
     A header of neither is the toolchain's or the system's: what is kept of a build remembers it (see `outside`).
 
     Args:
         texts: path → content of sources that are in no file.
+        missed: where files are added that were looked for and are not there, by their full paths.
 
     Raises:
         ConfigError: a source is missing, or an include reaches outside the library or cannot be followed.
     """
     found: dict[str, Digest] = {}
     places = _places(root)
+    missed = set() if missed is None else missed
     waiting = [(path, "op.toml") for path in sources]
     while waiting:
         path, wanted_by = waiting.pop()
@@ -78,7 +82,7 @@ def reached(root: Path, sources: Iterable[str], texts: Mapping[str, bytes] = {})
             ) from error
         _refuse_clocks(path, text)
         found[path] = sha256(text)
-        waiting.extend((header, path) for header in _included(places, path, text))
+        waiting.extend((header, path) for header in _included(places, path, text, missed))
     return tuple(Source(path, found[path]) for path in sorted(found))
 
 
@@ -93,21 +97,10 @@ def _refuse_clocks(path: str, text: bytes) -> None:
                 )
 
 
-def watched(root: Path, sources: Iterable[Source]) -> set[str] | None:
-    """Every file and directory whose change could change what `reached` finds; None if they are too many to look at.
-
-    Of directories all of them, since a header may be put where an earlier one is looked for.
-    """
-    places, shared = _places(root), shared_include(root)
-    found = {str(_place(places, source.path)) for source in sources}
-    for top in (root, *([shared] if shared else ())):
-        for directory, _, files in os.walk(top, followlinks=True):
-            found.add(directory)
-            if "op.toml" in files:
-                found.add(os.path.join(directory, "op.toml"))
-            if len(found) > _MOST_WATCHED:
-                return None
-    return found
+def hangs_on(root: Path, sources: Iterable[Source], missed: Iterable[str]) -> set[str]:
+    """Every file and directory of which one changes if `reached` would find something else than `sources`."""
+    places = _places(root)
+    return {*(str(_place(places, source.path)) for source in sources), *homes(missed)}
 
 
 def place_of(root: Path, path: str) -> Path:
@@ -124,10 +117,10 @@ def _place(places: Mapping[str, Path], path: str) -> Path:
     return places[top] / rest if top == SHARED else places[""] / path
 
 
-def _included(places: Mapping[str, Path], path: str, content: bytes) -> Iterator[str]:
+def _included(places: Mapping[str, Path], path: str, content: bytes, missed: set[str]) -> Iterator[str]:
     home = posixpath.dirname(path)
     if path.endswith(".py"):
-        yield from _imported(places, home, content)
+        yield from _imported(places, home, content, missed)
         return
     shared = [f"{SHARED}/{INCLUDE}"] if SHARED in places else []
     for quoted, angled, other in _INCLUDED.findall(content.replace(b"\\\n", b"").replace(b"\\\r\n", b"")):
@@ -140,21 +133,26 @@ def _included(places: Mapping[str, Path], path: str, content: bytes) -> Iterator
                 f"{path} includes {name[:100]!r}, which cannot be followed", hint="include a file by its name in UTF-8"
             )
         for place in (*((home,) if quoted else ()), INCLUDE, *shared):
-            there = _place(places, posixpath.join(place, name))
-            if os.path.lexists(there) and not os.path.isdir(there):  # directories are passed over by compilers too
+            there = os.path.join(_place(places, place), name)
+            if is_file(there):
                 yield inside(place, name, f"an include in {path}")
                 break
+            missed.add(there)
 
 
-def _imported(places: Mapping[str, Path], home: str, content: bytes) -> Iterator[str]:
+def _imported(places: Mapping[str, Path], home: str, content: bytes, missed: set[str]) -> Iterator[str]:
     """What a source in Python imports of its library: from beside it, or from include/."""
     for module in imports.modules(content):
         name = module.lstrip(".")
         up = len(module) - len(name)
         tops = (home, INCLUDE) if not up else (posixpath.normpath(posixpath.join(home, *[".."] * (up - 1))),)
         for path in (posixpath.join(top, file) for top in tops for file in imports.files(name)):
-            if not path.startswith("../") and os.path.isfile(_place(places, path)):
+            if path.startswith("../"):
+                continue
+            if os.path.isfile(there := _place(places, path)):
                 yield path
+            else:
+                missed.add(str(there))
 
 
 def content(root: Path, path: str) -> bytes:

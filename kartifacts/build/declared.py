@@ -6,6 +6,7 @@ import keyword
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import FamilyDecl, OpDecl, check_family
 
+DECLARATION = "op.toml"
 MAX_DECLARATION = 1 << 20  # bytes of an op.toml
 MAX_NAME = 200  # characters of an op and its axes, which become the name of a file
 TAKEN = frozenset({"arch", "exports", "origin", "path", "refusals", "uri"})  # attributes of a loaded kernel
@@ -24,19 +26,34 @@ _EXPORT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def read_family(file: Path) -> FamilyDecl:
+    """The declaration in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong; names the file.
+    """
+    return declared(parsed(file), str(file))
+
+
+def parsed(file: Path) -> dict[str, Any]:
+    """The TOML in a file, whatever it declares; raises `ConfigError`."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
-    what = str(file)
     try:
-        decl = msgspec.convert(tomllib.loads(read_regular(file, MAX_DECLARATION).decode()), FamilyDecl)
+        return tomllib.loads(read_regular(file, MAX_DECLARATION).decode())
     except OSError as error:
-        raise ConfigError(f"cannot read {what!r}: {error.strerror or error}") from error
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
+        raise ConfigError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # TOML and UTF-8
-        raise ConfigError(f"{what!r} is not TOML: {error}") from error
+        raise ConfigError(f"{str(file)!r} is not TOML: {error}") from error
+
+
+def declared(content: dict[str, Any], what: str) -> FamilyDecl:
+    """The declaration that `parsed` has read from the file `what`, checked; raises `ConfigError`."""
+    try:
+        decl = msgspec.convert(content, FamilyDecl)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
     try:
         check_family(decl, what=what)
         for op in decl.op:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from kartifacts.build import templates
+from kartifacts.build import remembered, templates
 from kartifacts.build.closure import inside, own_root
-from kartifacts.build.declared import read_family
+from kartifacts.build.declared import DECLARATION, declared, read_family
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.files.installed import declares
 from kartifacts.model.arch import Arch, parse_arch, supported
@@ -49,12 +49,14 @@ class Library:
         *,
         version: str = "",
         broken: Mapping[str, ConfigError] | None = None,
+        workspace: Path | None = None,
     ) -> None:
         self.name = name
         self.root = root
         self.version = version
         self.families = families
         self.broken = dict(broken or {})
+        self._workspace = workspace
         self._homes = homes  # family → its directory, relative to the root
         self._reached: dict[object, tuple[Source, ...]] = {}  # sources and axes →
 
@@ -125,7 +127,8 @@ class Library:
         wanted = tuple(sources)
         asked = (wanted, tuple(axes.items()) if any(map(templates.is_template, wanted)) else ())
         if asked not in self._reached:
-            self._reached[asked] = templates.closure(self.root, wanted, dict(axes))
+            found = remembered.closure(self._workspace, self.root, wanted, dict(asked[1]))
+            self._reached[asked] = found
         return self._reached[asked]
 
     def _spec(self, family: str, decl: OpDecl, axes: tuple[tuple[str, str], ...], arch: Arch) -> Spec:
@@ -207,23 +210,25 @@ class Libraries:
         return error
 
 
-def discover(explicit: Iterable[Path] = ()) -> Libraries:
+def discover(explicit: Iterable[Path] = (), workspace: Path | None = None) -> Libraries:
     """Find the libraries of this machine: `explicit` directories, our own, and those of installed packages.
 
-    One broken package or declaration does not take the others with it: it is logged, and named where an op is not
-    found.
+    What is read of them is remembered in `workspace`, if that is there already.  One broken package or declaration
+    does not take the others with it: it is logged, and named where an op is not found.
     """
     installed, broken = [], []
     for name, value, version in _installed():
         try:
-            installed.append(open_library(_root_of(value), name, version=version, strict=False))
+            installed.append(open_library(_root_of(value), name, version=version, strict=False, workspace=workspace))
         except ConfigError as error:
             log.warning("the kernel library %r is not usable: %s", name, error.message)
             broken.append(Refusal(f"library {name}", error.message))
-    return Libraries([open_library(path, strict=False) for path in explicit], installed, broken)
+    return Libraries([open_library(path, strict=False, workspace=workspace) for path in explicit], installed, broken)
 
 
-def open_library(root: Path, name: str | None = None, *, version: str = "", strict: bool = True) -> Library:
+def open_library(
+    root: Path, name: str | None = None, *, version: str = "", strict: bool = True, workspace: Path | None = None
+) -> Library:
     """Read every op.toml of a library.
 
     Args:
@@ -231,6 +236,7 @@ def open_library(root: Path, name: str | None = None, *, version: str = "", stri
         name: what releases call it; by default a name like that of the directory.
         version: of the package that brings it.
         strict: fail at the first op.toml that is wrong; else go on without, and raise its error when it is asked for.
+        workspace: where what is read of it is remembered, if that is there already.
 
     Raises:
         ConfigError: it is not a library, or an op.toml is wrong; names the file.
@@ -242,15 +248,16 @@ def open_library(root: Path, name: str | None = None, *, version: str = "", stri
     if name is None:
         name = BUILTIN if root == own_root() else re.sub(r"[^a-z0-9]+", "-", root.name.lower()).strip("-") or "ops"
     check_name(name, "library")
-    files = sorted(root.glob("*/op.toml"))
-    if not files:
+    parsed = remembered.declarations(workspace, root)
+    if not parsed:
         raise ConfigError(f"{str(root)!r} is no kernel library: it has no */op.toml")
     families: dict[str, FamilyDecl] = {}
     homes: dict[str, str] = {}
     broken: dict[str, ConfigError] = {}
-    for file in files:
+    for home, content in parsed.items():
+        file = root / home / DECLARATION
         try:
-            decl = read_family(file)
+            decl = read_family(file) if content is None else declared(content, str(file))
             if decl.family in families:
                 raise ConfigError(
                     f"{str(file)!r} declares the family {decl.family!r}, as {homes[decl.family]}/op.toml does"
@@ -259,11 +266,11 @@ def open_library(root: Path, name: str | None = None, *, version: str = "", stri
             if strict:
                 raise
             log.warning("an op.toml of the library %r is not usable: %s", name, error.message)
-            broken[file.parent.name] = error
+            broken[home] = error
             continue
         families[decl.family] = decl
-        homes[decl.family] = file.parent.name
-    return Library(name, root, families, homes, version=version, broken=broken)
+        homes[decl.family] = home
+    return Library(name, root, families, homes, version=version, broken=broken, workspace=workspace)
 
 
 # -- where libraries are -----------------------------------------------------------------------------------------------

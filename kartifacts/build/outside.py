@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from kartifacts.build.closure import relative
+from kartifacts.build.stamps import Stamp, homes, is_file, is_settled, stamp_of
 from kartifacts.errors import BuildError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import sha256
@@ -24,10 +24,6 @@ MAX_DEPFILE = 16 << 20  # bytes
 MAX_HEADER = 256 << 20  # bytes
 UNKNOWN = ""  # the digest of what changed while a compiler read it: nothing is equal to it
 _ENVIRONMENT = "<environment>"  # stands for the Python environment, which may be moved with all that lies in it
-_COARSE = 1_000_000_000  # nanoseconds: what some file systems count in
-_TICK, _COARSE_TICK = 50_000_000, 2_500_000_000  # by how much a clock of files may lag behind ours
-
-Stamp = tuple[int, ...]
 
 
 class Seen(NamedTuple):
@@ -107,7 +103,7 @@ def _is_as_it_was(file: Seen) -> bool:
     if file.stamp and stamp_of(here) == file.stamp:
         return True
     if file.absent:
-        return not any(_is_there(os.path.join(here, name)) for name in file.absent)
+        return not any(is_file(os.path.join(here, name)) for name in file.absent)
     try:
         return file.sha256 != UNKNOWN and sha256(read_regular(here, MAX_HEADER)) == file.sha256
     except OSError:
@@ -148,40 +144,14 @@ def _absent(paths: Iterable[str]) -> list[Seen]:
     """Those of `paths` at which there is no file, by the nearest directory that there is."""
     lacking: dict[str, list[str]] = {}
     for path in sorted(paths):
-        if not _is_there(path):
-            home = os.path.dirname(path)
-            while not os.path.isdir(home):
-                home = os.path.dirname(home)
+        if not is_file(path):
+            (home,) = homes([path])
             lacking.setdefault(home, []).append(os.path.relpath(path, home))
     found = []
     for home, names in sorted(lacking.items()):
         now = stamp_of(home)
         found.append(Seen(_stored(home), now if is_settled(now) else (), UNKNOWN, tuple(names)))
     return found
-
-
-def _is_there(path: str) -> bool:
-    return os.path.lexists(path) and not os.path.isdir(path)  # compilers pass over directories
-
-
-def stamp_of(path: str) -> Stamp:
-    """What is different as soon as a file or directory has been changed or replaced; empty if there is none."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def is_settled(stamp: Stamp) -> bool:
-    """Whether a further change would give another stamp: a file that was changed just now may change unnoticed.
-
-    To be asked before the file is read.
-    """
-    if not stamp:
-        return False
-    changed = stamp[-1]
-    return changed < time.time_ns() - (_TICK if changed % _COARSE else _COARSE_TICK)
 
 
 def _stored(path: str) -> str:

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kartifacts.build.closure import INCLUDE, MAX_SOURCE, content, inside, place_of, reached
+from kartifacts.build import closure as closures
+from kartifacts.build import imports
+from kartifacts.build.closure import INCLUDE, MAX_SOURCE, content, hangs_on, inside, place_of, reached
+from kartifacts.build.stamps import is_file
 from kartifacts.build.workspace import replace_file
 from kartifacts.errors import ConfigError
 from kartifacts.files.faults import storing
@@ -42,16 +45,42 @@ def is_template(path: str) -> bool:
     return path.endswith(SUFFIX)
 
 
-def closure(root: Path, sources: Iterable[str], axes: Mapping[str, str]) -> tuple[Source, ...]:
+def closure(
+    root: Path, sources: Iterable[str], axes: Mapping[str, str], missed: set[str] | None = None
+) -> tuple[Source, ...]:
     """As `reached`, of sources some of which are templates: these, what they render to, and what either includes.
 
     Raises:
         ConfigError: as `reached`, or a template cannot be rendered; names it and the line.
     """
     wanted = tuple(sources)
-    texts, read = render(root, [path for path in wanted if is_template(path)], axes)
-    found = reached(root, [_rendered(path) for path in wanted], texts)
+    texts, read = render(root, [path for path in wanted if is_template(path)], axes, missed)
+    found = reached(root, [rendered(path) for path in wanted], texts, missed)
     return tuple(sorted({*found, *read}, key=lambda source: source.path))
+
+
+def traced(root: Path, sources: Iterable[str], axes: Mapping[str, str]) -> tuple[tuple[Source, ...], set[str]]:
+    """As `closure`, with every file and directory of which one changes if it would give something else."""
+    missed: set[str] = set()
+    found = closure(root, sources, axes, missed)
+    names = {source.path for source in found}
+    there = [source for source in found if source.path + SUFFIX not in names]  # what is rendered lies nowhere
+    return found, hangs_on(root, there, missed) | _code(any(map(is_template, names)))
+
+
+def _code(renders: bool) -> set[str]:
+    """Our own part in a closure."""
+    files = {module.__file__ for module in (closures, imports)} | {__file__}
+    if renders:
+        import jinja2
+
+        files.add(jinja2.__file__)
+    return {file for file in files if file is not None}
+
+
+def rendered(path: str) -> str:
+    """The path of what is made of a template; of another source its own."""
+    return path.removesuffix(SUFFIX)
 
 
 def written(spec: Spec, generated: Path) -> Spec:
@@ -83,8 +112,8 @@ def written(spec: Spec, generated: Path) -> Spec:
         _write(tree / source.path, text)
     plain = msgspec.structs.replace(
         device,
-        sources=[*map(_rendered, device.sources)],
-        host_sources=[*map(_rendered, device.host_sources)],
+        sources=[*map(rendered, device.sources)],
+        host_sources=[*map(rendered, device.host_sources)],
     )
     sources = tuple(source for source in spec.sources if not is_template(source.path))
     return replace(spec, device=plain, sources=sources, root=str(tree))
@@ -100,15 +129,16 @@ def _write(path: Path, text: bytes) -> None:
     replace_file(path, text)
 
 
-def _rendered(path: str) -> str:
-    return path.removesuffix(SUFFIX)
-
-
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
 
-def render(root: Path, templates: Iterable[str], axes: Mapping[str, str]) -> tuple[Texts, set[Source]]:
+def render(
+    root: Path, templates: Iterable[str], axes: Mapping[str, str], missed: set[str] | None = None
+) -> tuple[Texts, set[Source]]:
     """Render templates of a library with every axis as a variable, and all of them as ``axes``.
+
+    Args:
+        missed: as of `reached`.
 
     Returns:
         The texts, and every template that was read.
@@ -118,10 +148,12 @@ def render(root: Path, templates: Iterable[str], axes: Mapping[str, str]) -> tup
     """
     texts: Texts = {}
     read: dict[str, Digest] = {}
+    missed = set() if missed is None else missed
     environment = None
     for path in templates:
-        environment = environment or _environment(root, read)
-        output = _rendered(path)
+        environment = environment or _environment(root, read, missed)
+        output = rendered(path)
+        missed.add(str(place_of(root, output)))
         if os.path.lexists(place_of(root, output)):
             raise ConfigError(f"{path!r} renders to {output!r}, which is a file of the library too: remove one of them")
         texts[output] = _render(environment, path, axes, read)
@@ -158,7 +190,7 @@ def _where(error: BaseException, path: str, read: Container[str]) -> str:
     return next((f"{name}:{line}" for name, line in reversed(frames) if name in read), path)
 
 
-def _environment(root: Path, read: dict[str, Digest]) -> Environment:
+def _environment(root: Path, read: dict[str, Digest], missed: set[str]) -> Environment:
     from jinja2 import FunctionLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -178,7 +210,11 @@ def _environment(root: Path, read: dict[str, Digest]) -> Environment:
             """Beside the template that includes another one, else in include/, and nowhere else."""
             homes = (posixpath.dirname(parent), INCLUDE)
             names = [inside(home, template, f"an include in {parent}") for home in homes]
-            return next((name for name in names if os.path.isfile(place_of(root, name))), names[0])
+            for name in names:
+                if is_file(there := str(place_of(root, name))):
+                    return name
+                missed.add(there)
+            return names[0]
 
     environment = Sandbox(
         undefined=StrictUndefined,

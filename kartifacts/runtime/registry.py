@@ -211,9 +211,9 @@ class Registry:
         return kernel
 
     def _note(self, asked: recall.Question, recalled: recall.Recalled, spec: Spec) -> None:
-        from kartifacts.build.closure import watched
+        from kartifacts.build.remembered import watched
 
-        hung_on = watched(Path(spec.root), spec.sources)
+        hung_on = watched(spec)
         if hung_on is not None:
             recall.keep(asked, recalled, {str(self.settings.lock), *hung_on}, since=self._began)
 
@@ -338,7 +338,7 @@ class Registry:
         """The libraries of ops on this machine."""
         from kartifacts.build import library
 
-        return library.discover(self._explicit)
+        return library.discover(self._explicit, self.settings.workspace)
 
     @cached_property
     def lock(self) -> Lock:
