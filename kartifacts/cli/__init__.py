@@ -39,6 +39,7 @@ _COMMANDS = {
     "verify": "consuming",
     "list": "consuming",
     "gc": "consuming",
+    "coverage": "coverage",
     "explain": "asking",
     "explain-key": "asking",
     "config": "asking",

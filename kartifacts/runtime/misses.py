@@ -31,6 +31,7 @@ def note(spec: Spec, settings: Settings, outcome: Outcome, reason: str = "") -> 
         "outcome": outcome,
         "reason": reason,
         "test": config.current_test(),
+        "machine": os.uname().machine,
         "pid": os.getpid(),
     }
     line = json.dumps(said, sort_keys=True).encode() + b"\n"
