@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,10 +21,13 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
 from kartifacts.model.spec import Spec
 
+KINDS = ("cutedsl", "cxx", "nvcc", "nvrtc", "triton")  # each is a module here
+
 OBJECT = ".o"
 CUBIN = ".cubin"
+FATBIN = ".fatbin"  # a cubin and PTX, of which the driver takes what fits
 HSACO = ".hsaco"
-IMAGES = (CUBIN, HSACO)  # device code alone: attached to a launcher, or loaded by the driver as it is
+IMAGES = (CUBIN, FATBIN, HSACO)  # device code alone: attached to a launcher, or loaded by the driver as it is
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Unit:
     worker: tuple[str, ...] = ()
     launcher: tuple[str, ...] = ()  # ccache or sccache, before the compiler: no part of the identity
     headers: Callable[[str, str], tuple[str, ...]] = headers_in
+    file: str = ""  # where the source lies, if not in the library: one of our own that its launcher is made of
 
     def seeing(self, directory: Path, name: str) -> Unit:
         """This, which finds headers in `directory` too, and whose bytes call that `name` wherever it lies."""
@@ -76,9 +81,9 @@ class Unit:
     def command(self, output: str, depfile: str) -> Command:
         """Makes `output`, and `depfile`: every file that was read, as make writes it."""
         if self.worker:
-            own = (*self.flags, *self.places, "--depfile", depfile, "--output", output, self.source)
+            own = (*self.flags, *self.places, "--depfile", depfile, "--output", output, self.file or self.source)
             return Command(own, self.worker)
-        own = ("-MD", "-MF", depfile, "-c", self.source, "-o", output)
+        own = ("-MD", "-MF", depfile, "-c", self.file or self.source, "-o", output)
         return Command((*self.launcher, str(self.compiler), *self.flags, *self.places, *own))
 
 
@@ -122,7 +127,11 @@ class Toolchain(ABC):
 
     @abstractmethod
     def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
-        """The command that makes a shared object: the kernel's, or the launcher's that its image is attached to."""
+        """The command that makes the shared object of a kernel."""
+
+    def link_launcher(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
+        """The command that makes the shared object which images are attached to."""
+        return self.link(objects, output)
 
     def prebuilt(self, spec: Spec) -> Path | None:
         """A launcher for `spec` that came with its sources; then `units` gives the image alone."""
@@ -141,9 +150,7 @@ def find(kind: str, settings: Settings) -> Toolchain:
     Raises:
         NoCompiler: there is none; lists every place searched.
     """
-    from kartifacts.build.toolchains import cxx, nvcc
-
-    known: dict[str, Callable[[Settings], Toolchain]] = {"cxx": cxx.discover, "nvcc": nvcc.discover}
-    if kind not in known:
-        raise ConfigError(f"unknown toolchain {kind!r}; known: {', '.join(sorted(known))}")
-    return known[kind](settings)
+    if kind not in KINDS:
+        raise ConfigError(f"unknown toolchain {kind!r}; known: {', '.join(KINDS)}")
+    found: Toolchain = import_module(f"{__name__}.{kind}").discover(settings)
+    return found

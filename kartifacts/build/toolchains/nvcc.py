@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from kartifacts.build.toolchains import Toolchain, Unit, cxx, probe
+from kartifacts.build.launchers import Launchers, noted_defines
+from kartifacts.build.toolchains import CUBIN, FATBIN, OBJECT, Toolchain, Unit, cxx, probe
+from kartifacts.build.toolchains.options import USUAL as USUAL_OPTIONS
+from kartifacts.build.toolchains.options import Options, flags_for
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import check_toolkit, gencode, sm_name
@@ -25,7 +28,9 @@ log = logging.getLogger(__name__)
 
 # -objtemp: nvcc's own names of files in between, which objects hold, follow from the name of the output.
 COMPILE = ("-O3", "-std=c++17", "-Xcompiler=-fPIC,-fvisibility=hidden,-Werror=date-time", "-objtemp", "-Iinclude")
+IMAGE = ("-O3", "-std=c++17", "-Xcompiler=-Werror=date-time", "-Iinclude")
 MEMORY = 400 << 20
+IMAGE_MEMORY = 150 << 20
 USUAL = Path("/usr/local/cuda")
 _SYSTEM = ("-ldl", "-lrt", "-lpthread")  # what the static CUDA runtime needs
 _BANNER = rb"Cuda compilation tools, release (\d+\.\d+), V(\d+(?:\.\d+)+)"
@@ -41,11 +46,15 @@ class Nvcc(Toolchain):
         root: the directory with bin/nvcc.
         facts: versions of the parts, the archs that it lists, where its static runtime lies.
         host: compiles what nvcc leaves to a host compiler, and the binding, and links.
+        launchers: of images.
+        options: what the settings add.
     """
 
     root: Path
     facts: dict[str, str]
     host: cxx.Cxx
+    launchers: Launchers
+    options: Options = USUAL_OPTIONS
 
     kind = "nvcc"
 
@@ -55,15 +64,28 @@ class Nvcc(Toolchain):
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
+        return self._made_with((*COMPILE, *_called("SOURCE")))
+
+    def _made_with(self, flags: tuple[str, ...]) -> dict[str, str]:
         own = {name: self.facts[name] for name in ("version", "ptxas", "cicc", "cudart", "cccl")}
         host = {f"host {name}": value for name, value in self.host.fingerprint.items() if name != "kind"}
-        return {"kind": self.kind, **own, **host, "flags": " ".join((*COMPILE, *_called("SOURCE")))}
+        return {"kind": self.kind, **own, **host, "flags": " ".join(flags), **self.options.facts}
+
+    @cached_property
+    def _of_images(self) -> dict[str, str]:
+        return self._made_with((*IMAGE, *_called("SOURCE")))
+
+    def made_with(self, spec: Spec) -> dict[str, str]:
+        if spec.output == "image":
+            return {**self._of_images, **self.launchers.facts(spec)}
+        return self.fingerprint
 
     def programs(self, settings: Settings) -> dict[str, str]:
         names = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "nvvm/bin/cicc")
         files = {name.rpartition("/")[2]: self.root / name for name in (*names, "nvvm/libdevice/libdevice.10.bc")}
         files["libcudart_static.a"] = Path(self.facts["runtime"])
         there = {name: path for name, path in files.items() if path.is_file()}
+        there |= self.options.programs
         host = {f"host {name}": digest for name, digest in self.host.programs(settings).items()}
         return {**probe.digests(settings, "cuda toolkit", there), **host}
 
@@ -79,24 +101,42 @@ class Nvcc(Toolchain):
             )
 
     def units(self, spec: Spec) -> tuple[Unit, ...]:
-        flags = (*COMPILE, *gencode(spec.arch), *spec.device.flags, *(f"-D{define}" for define in spec.defines))
-        places = (f"-ccbin={self.host.path}", *_mapped(str(self.root), "cuda"))
+        if spec.output == "image":
+            kind, suffix = ("-fatbin", FATBIN) if spec.arch.ptx else ("-cubin", CUBIN)
+            usual, made_with, memory = (*IMAGE, kind), self._of_images, IMAGE_MEMORY
+            others = self.launchers.units(spec)
+        else:
+            usual, made_with, memory, suffix = COMPILE, self.fingerprint, MEMORY, OBJECT
+            others = self.host.host_units(spec)
+        declared = (*gencode(spec.arch), *spec.device.flags, *(f"-D{define}" for define in spec.defines))
         own = (
             Unit(
                 source,
                 self.root / "bin/nvcc",
-                (*flags, *_called(source)),
-                places,
-                self.fingerprint,
-                MEMORY,
+                (*usual, *declared, *self.options.flags, *_called(source)),
+                (f"-ccbin={self.host.path}", *_mapped(str(self.root), "cuda")),
+                made_with,
+                memory,
+                suffix,
+                launcher=self.options.launcher,
                 headers=headers_in,
             )
             for source in spec.device.sources
         )
-        return (*own, *self.host.host_units(spec))
+        return (*own, *others)
 
     def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
         return self.host.link(objects, output, (self.facts["runtime"], *_SYSTEM))
+
+    def link_launcher(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
+        return self.host.link(objects, output)
+
+    def prebuilt(self, spec: Spec) -> Path | None:
+        return self.launchers.prebuilt(spec) if spec.output == "image" else None
+
+    def notes(self, spec: Spec, image: Path) -> dict[str, str]:
+        del image
+        return {"toolkit": self.facts["release"], **noted_defines(spec)}
 
 
 def headers_in(directory: str, name: str) -> tuple[str, ...]:
@@ -122,8 +162,10 @@ def discover(settings: Settings) -> Nvcc:
     """Find a complete CUDA toolkit and its host compiler; nothing is compiled.
 
     Raises:
+        ConfigError: a setting asks of it what cannot be given.
         NoCompiler: there is none; lists every place searched, with what is wrong with it.
     """
+    options = flags_for(settings, Nvcc.kind)
     searched: list[Refusal] = []
     for place, root, problem in _candidates(settings):
         if root is not None:
@@ -133,7 +175,7 @@ def discover(settings: Settings) -> Nvcc:
             except (probe.Silent, OSError) as error:
                 problem = str(error)
             else:
-                return Nvcc(root, facts, cxx.discover(settings))
+                return Nvcc(root, facts, cxx.discover(settings), Launchers(settings), options)
         refusal = Refusal(place, problem)
         searched.append(refusal)
         if place.startswith("CUDA_") and str(refusal) not in _warned:
@@ -149,21 +191,21 @@ Candidate = tuple[str, Path | None, str]  # the place as shown, its root if it m
 
 def _candidates(settings: Settings) -> Iterator[Candidate]:
     for variable, value in settings.cuda_home:
-        yield _judged(f"{variable}={value!r}", Path(value), _misspelt(value))
+        yield _judged(f"{variable}={value!r}", Path(value), misspelt(value))
     found = shutil.which("nvcc", path=settings.search_path)
     if found is None:
         yield "PATH", None, f"no program 'nvcc' in {settings.search_path!r}"
     else:
         yield _of_program(settings, Path(os.path.abspath(found)))
     yield _judged(str(USUAL), USUAL, "")
-    wheels = [*_wheels()]
-    for root in wheels:
+    packaged = [*_wheels()]
+    for root in packaged:
         yield _judged(str(root), root, "")
-    if not wheels:
+    if not packaged:
         yield "Python packages", None, "nvidia-cuda-nvcc is not installed"
 
 
-def _misspelt(value: str) -> str:
+def misspelt(value: str) -> str:
     """What is wrong with the value of CUDA_HOME, if anything."""
     if not value.strip():
         return "it is empty"
@@ -204,17 +246,18 @@ def _ask_for_root(settings: Settings, program: Path) -> tuple[probe.Facts, list[
 
 def _wheels() -> Iterator[Path]:
     """``site-packages/nvidia/cu13`` and the like, newest first."""
-    places = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    found = {root for place in wheels() for root in place.glob("cu[0-9]*") if (root / "bin/nvcc").exists()}
+    yield from sorted(found, key=lambda root: int("0" + re.sub(r"\D", "", root.name)), reverse=True)
+
+
+def wheels() -> list[Path]:
+    """The directories in which NVIDIA's packages of this environment lie: ``site-packages/nvidia``."""
     from importlib.util import find_spec
 
     spec = find_spec("nvidia")
-    places |= dict.fromkeys(
-        os.path.dirname(place) for place in (spec.submodule_search_locations if spec else None) or ()
-    )
-    found = {
-        root for place in places for root in Path(place, "nvidia").glob("cu[0-9]*") if (root / "bin/nvcc").exists()
-    }
-    yield from sorted(found, key=lambda root: int("0" + re.sub(r"\D", "", root.name)), reverse=True)
+    known = [os.path.join(sysconfig.get_path(name), "nvidia") for name in ("purelib", "platlib")]
+    places = dict.fromkeys((*known, *((spec.submodule_search_locations if spec else None) or ())))
+    return [Path(place) for place in places if os.path.isdir(place)]
 
 
 # -- what a toolkit is -------------------------------------------------------------------------------------------------
@@ -237,8 +280,8 @@ def _examine(settings: Settings, root: Path) -> tuple[probe.Facts, list[Path]]:
         "version": version,
         "ptxas": ptxas[1],
         "cicc": cicc[1],
-        "cudart": _defined(header, "CUDART_VERSION"),
-        "cccl": _defined(header.parent / "cccl/cuda/std/__cccl/version.h", "CCCL_VERSION"),
+        "cudart": defined(header, "CUDART_VERSION"),
+        "cccl": defined(header.parent / "cccl/cuda/std/__cccl/version.h", "CCCL_VERSION"),
         "archs": " ".join(probe.ask(settings, root / "bin/nvcc", "--list-gpu-code").split()),
         "runtime": str(runtime),
     }
@@ -260,9 +303,8 @@ def _banner_inside(tool: Path) -> tuple[str, str]:
 
 def _runtime(root: Path) -> tuple[Path, Path]:
     """The static CUDA runtime and the header that states its version, in any of the layouts in use."""
-    target = root / "targets" / f"{'sbsa' if platform.machine() == 'aarch64' else 'x86_64'}-linux"
-    libraries = [root / "lib64", root / "lib", target / "lib"]
-    headers = [root / "include", target / "include"]
+    libraries = [root / "lib64", root / "lib", target(root) / "lib"]
+    headers = [root / "include", target(root) / "include"]
     for name, places in (("libcudart_static.a", libraries), ("cuda_runtime_api.h", headers)):
         if not any((place / name).is_file() for place in places):
             raise probe.Silent(f"it has no {name} in {', '.join(str(p.relative_to(root)) for p in places)}")
@@ -270,7 +312,12 @@ def _runtime(root: Path) -> tuple[Path, Path]:
     return library, next(path for place in headers if (path := place / "cuda_runtime_api.h").is_file())
 
 
-def _defined(header: Path, name: str) -> str:
+def target(root: Path) -> Path:
+    """Where a toolkit keeps what is for this kind of machine."""
+    return root / "targets" / f"{'sbsa' if platform.machine() == 'aarch64' else 'x86_64'}-linux"
+
+
+def defined(header: Path, name: str) -> str:
     """The number that a header defines; ``none`` where the toolkit has no such header."""
     try:
         text = header.read_text(errors="replace")
