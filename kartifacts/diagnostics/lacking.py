@@ -67,7 +67,7 @@ def advise(missed: Sequence[Missed], plan: Plan | None) -> Advice:
     advice = Advice()
     lifted: dict[int, set[Arch]] = {}
     for one in missed:
-        makers = [entry for entry in entries.values() if _can_make(entry.build, one)]
+        makers = [entry for entry in entries.values() if not entry.new and _can_make(entry.build, one)]
         serving = [entry for entry in makers if _serves(entry.build, one)]
         named = [entry for entry in serving if _names(entry.build, one)]
         exempt = _exempt(plan, named, one) if plan else {}
@@ -90,9 +90,11 @@ def advise(missed: Sequence[Missed], plan: Plan | None) -> Advice:
 
 
 def _can_make(build: Build, one: Missed) -> bool:
+    if not build.machine:  # in plans of schema 1, where there is one build for all
+        return True
     if one.arch.kind == "cpu":
-        return one.arch.name.startswith(_MACHINES.get(build.machine, ""))
-    if one.machines and build.machine and build.machine not in one.machines:
+        return one.arch.name.startswith(_MACHINES[build.machine])
+    if one.machines and build.machine not in one.machines:
         return False
     if one.arch.kind == "cuda" and build.cuda:
         try:
@@ -181,13 +183,16 @@ def sentence(one: Missed) -> str:
 def _entry_lines(entry: Entry) -> Iterator[str]:
     if added := [*map(str, entry.archs), *entry.ops]:
         yield f"# new: {', '.join(sorted(added))}"
-    yield "[[build]]"
-    yield f"name = {_quoted(entry.build.name)}"
-    if entry.new and entry.build.machine:
-        yield f"machine = {_quoted(entry.build.machine)}"
+    build = entry.build
+    if build.machine or entry.new:
+        yield "[[build]]"
+        texts = {"name": build.name, "machine": build.machine, "cuda": build.cuda, "builder": build.builder}
+        yield from (f"{name} = {_quoted(text)}" for name, text in texts.items() if text)
     yield f"archs = {_listed(entry.all_archs)}"
-    if entry.all_ops and (entry.build.ops or entry.new):
+    if entry.all_ops and (build.ops or entry.new):
         yield f"ops = {_listed(entry.all_ops)}"
+    if build.shards != 1:
+        yield f"shards = {build.shards}"
 
 
 def _listed(words: Iterable[str]) -> str:
