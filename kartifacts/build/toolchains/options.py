@@ -76,7 +76,7 @@ class Options(NamedTuple):
     @property
     def programs(self) -> dict[str, Path]:
         """The launcher as a program of the toolchain, for provenance."""
-        return {f"launcher {Path(self.launcher[0]).name}": Path(self.launcher[0])} if self.launcher else {}
+        return {f"started by {Path(self.launcher[0]).name}": Path(self.launcher[0])} if self.launcher else {}
 
 
 USUAL = Options()
