@@ -20,7 +20,7 @@ DECLARATION = "op.toml"
 MAX_DECLARATION = 1 << 20  # bytes of an op.toml
 MAX_NAME = 200  # characters of an op and its axes, which become the name of a file
 TAKEN = frozenset({"arch", "exports", "origin", "path", "refusals", "uri"})  # attributes of a loaded kernel
-_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvcc",)}
+_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvrtc", "nvcc")}
 _AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _EXPORT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -98,7 +98,13 @@ def _check_op(op: OpDecl, what: str) -> None:
     for kind, device in op.device.items():
         where = f"{what}: {op.name}.device.{kind}"
         if device.toolchain not in _TOOLCHAINS[kind]:
-            raise ConfigError(f"{where}.toolchain: expected {_TOOLCHAINS[kind][0]!r}, got {device.toolchain!r}")
+            expected = " or ".join(map(repr, _TOOLCHAINS[kind]))
+            raise ConfigError(f"{where}.toolchain: expected {expected}, got {device.toolchain!r}")
+        if len(device.sources) > 1 and (device.output == "image" or device.toolchain == "nvrtc"):
+            raise ConfigError(
+                f"{where}.sources: an image is made of one source, got {', '.join(device.sources)}",
+                hint='include the others from one of them, or declare toolchain = "nvcc" with output = "object"',
+            )
         for flag in device.flags:
             check_flag(flag, device.toolchain, where)
         for flag in device.link_flags:

@@ -40,13 +40,23 @@ _NVCC = re.compile(
     r"|--?default-stream=(legacy|null|per-thread)|--?diag-(suppress|error|warn)=\d+(,\d+)*"
     r"|-Xcudafe=--(diag_(suppress|error|warning)=\w+|display_error_number)"
 )
+# Of NVRTC; nvcc, which stands in for it, understands the same.
+_NVRTC = re.compile(
+    r"-std=c\+\+(11|14|17|20)|-w|--?disable-warnings"
+    rf"|-[DU]{_DEFINE}"
+    r"|--?(use_fast_math|restrict|extra-device-vectorization)"
+    rf"|--?(ftz|prec-div|prec-sqrt|fmad)={_LEVEL}"
+    r"|--?maxrregcount=\d{1,3}|--?diag-(suppress|error|warn)=\d+(,\d+)*"
+)
 _PTXAS = re.compile(
     r"-O[0-4]|-v|--verbose|-w|--warn-on-(spills|local-memory-usage|double-precision-use)|-warn-[a-z-]+"
     r"|-dlcm=(ca|cg|cs|cv)|-dscm=(wb|cg|cs|wt)|--(def|force)-(load|store)-cache=[a-z]{2}"
     rf"|--?(allow-expensive-optimizations|fmad)={_LEVEL}|--?maxrregcount=\d{{1,3}}|--opt-level=[0-4]"
 )
-# Flags of nvcc that hand a list over to another tool.
-_HANDED_ON = {"-Xcompiler": _HOST, "--compiler-options": _HOST, "-Xptxas": _PTXAS, "--ptxas-options": _PTXAS}
+_OWN = {"nvcc": _NVCC, "nvrtc": _NVRTC}
+# Flags that hand a list over to another tool.
+_TO_PTXAS = {"-Xptxas": _PTXAS, "--ptxas-options": _PTXAS}
+_HANDED_ON = {"nvcc": {"-Xcompiler": _HOST, "--compiler-options": _HOST, **_TO_PTXAS}, "nvrtc": _TO_PTXAS}
 
 # Of the linker: libraries by name, which are looked for where the compiler does, and how symbols are bound.
 _LINK = re.compile(
@@ -57,16 +67,17 @@ _LINK = re.compile(
 def check_flag(flag: str, toolchain: str, where: str) -> None:
     """Raise `ConfigError`, which names the flag, unless an op may declare it."""
     name, equals, rest = flag.partition("=")
-    if toolchain == "nvcc" and equals and name in _HANDED_ON:
-        allowed, parts = _HANDED_ON[name], rest.split(",")
+    handed_on = _HANDED_ON.get(toolchain, {})
+    if equals and name in handed_on:
+        allowed, parts = handed_on[name], rest.split(",")
     else:
-        allowed, parts = (_NVCC if toolchain == "nvcc" else _HOST), [flag]
+        allowed, parts = _OWN.get(toolchain, _HOST), [flag]
     for part in parts:
         if not allowed.fullmatch(part):
             inside = "" if part == flag else f" (in {flag!r})"
             raise ConfigError(
                 f"{where}.flags: {part!r}{inside} is not allowed: with it the result might depend on more than "
-                "the op's own files and its arch",
+                f"the op's own files and its arch, or {toolchain} does not know it",
                 hint="allowed are optimisation (-O3), floating point (-ffast-math, --use_fast_math), -D, -std, warnings"
                 ", and for nvcc lists as in -Xcompiler=-Wall,-fno-math-errno; shared headers belong into include/, "
                 "CPU level and GPU into the arch list",

@@ -88,12 +88,6 @@ class Nvrtc(Toolchain):
                 f"{spec.uri} for {spec.arch} cannot be built: NVRTC of CUDA {self.facts['release']} in {self.library} "
                 f"lists {', '.join(f'{number[:-1]}.{number[-1]}' for number in listed)}"
             )
-        if len(spec.device.sources) != 1:
-            raise ConfigError(
-                f"{spec.uri} for {spec.arch} cannot be built: NVRTC makes one image of one source, and the op lists "
-                f"{', '.join(spec.device.sources)}",
-                hint='include the others from one of them, or declare toolchain = "nvcc"',
-            )
 
     def units(self, spec: Spec) -> tuple[Unit, ...]:
         ptx = ("--ptx",) if spec.arch.ptx else ()
