@@ -11,9 +11,6 @@ struct Gate {
   Entry wide, narrow;
 };
 
-#define KART_GATE(name) \
-  { #name "_wide", #name "_narrow" }
-
 inline int launch_gate(Gate& gate, const activation_args& args, void* stream) {
   const bool wide = is_wide(args.x) && is_wide(args.out) && args.columns % wide_count() == 0;
   const int64_t vecs = args.columns / (wide ? wide_count() : 1), tiles = (vecs + kGateBlock - 1) / kGateBlock;

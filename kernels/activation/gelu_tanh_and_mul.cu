@@ -1,6 +1,6 @@
 #include "activation.cuh"
 
-namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
+namespace kart {
 
 struct GeluTanh {
   // (1 + tanh(u)) / 2 is 1 / (1 + e^(-2u)); here -2u = -2 * sqrt(2 / pi) * (x + 0.044715 x³).
@@ -11,4 +11,4 @@ struct GeluTanh {
 
 }  // namespace kart
 
-int kart_launch(const activation_args* args, void* stream) { return kart::launch_gate<kart::GeluTanh>(*args, stream); }
+KART_GATE(gelu_tanh_and_mul, kart::GeluTanh)

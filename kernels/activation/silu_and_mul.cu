@@ -1,6 +1,6 @@
 #include "activation.cuh"
 
-namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
+namespace kart {
 
 struct Silu {
   __device__ static float of(float x) { return kart::quotient(x, 1.0f + kart::exponential(-x)); }
@@ -8,4 +8,4 @@ struct Silu {
 
 }  // namespace kart
 
-int kart_launch(const activation_args* args, void* stream) { return kart::launch_gate<kart::Silu>(*args, stream); }
+KART_GATE(silu_and_mul, kart::Silu)

@@ -2,11 +2,9 @@
 
 #include "norm.cuh"
 
-namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
+namespace kart {
 
 struct Row {
-  static constexpr int kVecs = 2;
-  static constexpr int kShort = 256;
   static constexpr bool kCentred = false;
   Scalar* x;
   Scalar* residual;
@@ -39,7 +37,4 @@ struct Row {
 
 }  // namespace kart
 
-int kart_launch(const fused_add_rmsnorm_args* args, void* stream) {
-  const bool wide = kart::is_wide(args->x) && kart::is_wide(args->residual) && kart::is_wide(args->weight);
-  return kart::normalise<kart::Row>(*args, wide, stream);
-}
+KART_NORM(fused_add_rmsnorm)

@@ -2,11 +2,9 @@
 
 #include "norm.cuh"
 
-namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
+namespace kart {
 
 struct Row {
-  static constexpr int kVecs = 4;
-  static constexpr int kShort = 0;
   static constexpr bool kCentred = true;
   const Scalar* x;
   const Scalar* weight;
@@ -38,8 +36,5 @@ struct Row {
 
 }  // namespace kart
 
-int kart_launch(const layernorm_args* args, void* stream) {
-  const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight) &&
-                    kart::is_wide(args->bias);
-  return kart::normalise<kart::Row>(*args, wide, stream);
-}
+KART_NORM(layernorm)
+KART_NORM_HELD(layernorm, 8, kart::kWide, 8)

@@ -1,7 +1,12 @@
 #include "layernorm.h"
 #include "norm_launch.h"
 
-static kart::Norm norm = KART_NORM(layernorm, 4, 0);
+static kart::Norm norm{4,
+                       0,
+                       "layernorm_reread_wide",
+                       "layernorm_reread_narrow",
+                       "layernorm_held_narrow",
+                       {"layernorm_held_1", "layernorm_held_2", "layernorm_held_4", "layernorm_held_8"}};
 
 int kart_launch(const layernorm_args* args, void* stream) {
   const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight) &&

@@ -1,17 +1,15 @@
 // The three norms on a GPU.  A row is read once: it stays in registers between its statistics and its result.  Rows too
 // long for that are read again.
 //
-// A `Row` is made of (args, r).  It moves kCount elements from i on together: read<kCount>(i) gives what is held of
-// them, a Vec or Floats; write(i, held, normalised) makes the result.  kCentred: whether the mean is taken off.  kVecs:
-// how many vectors a thread should hold, but one for rows of fewer than kShort vectors.
+// Each op names its `Row`, and KART_NORM makes kernels of it; norm_launch.h chooses one.
 //
-// Few registers and small blocks were best on an H200, since then many rows wait for their sums independently: 4
-// vectors as they lie in memory, or 2 as floats.  Where there are too few rows for that, the most threads a row were.
+// A `Row` is made of (args, r).  It moves kCount elements from i on together: read<kCount>(i) gives what is held of
+// them, a Vec or Floats; write(i, held, normalised) makes the result.  kCentred: whether the mean is taken off.
 #pragma once
 
-#include "kart/launch.cuh"
 #include "kart/reduce.cuh"
 #include "kart/vec.cuh"
+#include "norm.h"
 
 namespace kart {
 
@@ -38,12 +36,9 @@ __device__ inline Floats<kCount> normalised(Floats<kCount> values, float mean, f
   return values;
 }
 
-constexpr int kMostThreads = 512;  // that share a row which is held
-constexpr int kFewRows = 512;      // do not fill a GPU
-
 // Each thread holds kVecs times kCount elements.
-template <class Row, class Args, int kCount, int kVecs>
-__global__ void __launch_bounds__(kMostThreads) normalise_held(const Args args) {
+template <class Row, int kCount, int kVecs, class Args>
+__device__ inline void normalise_held(const Args& args) {
   __shared__ float partial[2][32];
   const unsigned r = blockIdx.x * blockDim.y + threadIdx.y;
   const int columns = r < args.rows ? static_cast<int>(args.columns) : 0;
@@ -75,8 +70,8 @@ __global__ void __launch_bounds__(kMostThreads) normalise_held(const Args args) 
 }
 
 // One block for each row, of any length.
-template <class Row, class Args, int kCount>
-__global__ void __launch_bounds__(1024, 1) normalise_reread(const Args args) {
+template <class Row, int kCount, class Args>
+__device__ inline void normalise_reread(const Args& args) {
   __shared__ float partial[2][32];
   const Row row(args, blockIdx.x);
   const int64_t first = threadIdx.x * kCount, step = blockDim.x * kCount;
@@ -97,50 +92,22 @@ __global__ void __launch_bounds__(1024, 1) normalise_reread(const Args args) {
   }
 }
 
-// Threads that share a row, and rows that share a block, as sum_over_row wants them.
-inline dim3 block_for(int64_t threads_per_row) {
-  constexpr int kBlock = 256;
-  if (threads_per_row > 32) return dim3(static_cast<unsigned>((threads_per_row + 31) / 32 * 32));
-  unsigned x = 1;
-  while (x < threads_per_row) x *= 2;
-  return dim3(x, kBlock / x);
-}
-
-template <class Row, int kCount, int kVecs, class Args>
-int launch_held(const Args& args, void* stream) {
-  const dim3 block = block_for((args.columns / kCount + kVecs - 1) / kVecs);
-  const int64_t blocks = (args.rows + block.y - 1) / block.y;
-  return launch(normalise_held<Row, Args, kCount, kVecs>, blocks, block, args.device, stream, args);
-}
-
-template <class Row, int kCount, class Args>
-int launch_reread(const Args& args, void* stream) {
-  const dim3 block = block_for(args.columns / kCount < 1024 ? args.columns / kCount : 1024);
-  return launch(normalise_reread<Row, Args, kCount>, args.rows, block, args.device, stream, args);
-}
-
-// At least `least` vectors a thread, more if the threads do not suffice.
-template <class Row, int kVecs, class Args>
-int launch_wide(const Args& args, int least, void* stream) {
-  if (kVecs >= least && args.columns / kWide <= kVecs * kMostThreads) {
-    return launch_held<Row, kWide, kVecs>(args, stream);
-  }
-  if constexpr (kVecs < 2 * Row::kVecs) {
-    return launch_wide<Row, 2 * kVecs>(args, least, stream);
-  } else {
-    return launch_reread<Row, kWide>(args, stream);
-  }
-}
-
-// `wide` says whether every pointer and stride allows the widest loads.
-template <class Row, class Args>
-int normalise(const Args& args, bool wide, void* stream) {
-  if (wide && args.columns % kWide == 0) {
-    const bool one = args.rows <= kFewRows || args.columns / kWide < Row::kShort;
-    return launch_wide<Row, 1>(args, one ? 1 : Row::kVecs, stream);
-  }
-  if (args.columns <= kMostThreads) return launch_held<Row, 1, 1>(args, stream);
-  return launch_reread<Row, 1>(args, stream);
-}
-
 }  // namespace kart
+
+#define KART_NORM_HELD(name, suffix, count, vecs)                                                      \
+  extern "C" __global__ void __launch_bounds__(kart::kMostThreads) name##_held_##suffix(const name##_args args) { \
+    kart::normalise_held<kart::Row, count, vecs>(args);                                                \
+  }
+#define KART_NORM_REREAD(name, suffix, count)                                                   \
+  extern "C" __global__ void __launch_bounds__(1024, 1) name##_reread_##suffix(const name##_args args) { \
+    kart::normalise_reread<kart::Row, count>(args);                                             \
+  }
+
+// The kernels of the op `name`: rows are held in 1, 2 or 4 wide vectors a thread, or one element; or they are reread.
+#define KART_NORM(name)                     \
+  KART_NORM_HELD(name, 1, kart::kWide, 1)   \
+  KART_NORM_HELD(name, 2, kart::kWide, 2)   \
+  KART_NORM_HELD(name, 4, kart::kWide, 4)   \
+  KART_NORM_HELD(name, narrow, 1, 1)        \
+  KART_NORM_REREAD(name, wide, kart::kWide) \
+  KART_NORM_REREAD(name, narrow, 1)

@@ -12,19 +12,13 @@ namespace kart {
 
 constexpr int kFewRows = 512;  // do not fill a GPU
 
-// The kernels of one norm, and how many vectors a thread should hold: one in rows of fewer than `few`, else `vecs`; up
-// to twice as many if the threads do not suffice.
+// The kernels of one norm.  A thread should hold one vector in rows of fewer than `few`, else `vecs`; up to twice as
+// many if the threads do not suffice.
 struct Norm {
   int vecs, few;
+  Entry reread_wide, reread_narrow, held_narrow;
   Entry held[4];  // 1, 2, 4 or 8 vectors
-  Entry held_narrow, reread_wide, reread_narrow;
 };
-
-#define KART_NORM(name, vecs, few)                                                                      \
-  {                                                                                                     \
-    vecs, few, {#name "_held_1", #name "_held_2", #name "_held_4", #name "_held_8"}, #name "_held_narrow", \
-        #name "_reread_wide", #name "_reread_narrow"                                                    \
-  }
 
 // Threads that share a row, and rows that share a block, as sum_over_row wants them.
 inline Block block_for(int64_t threads_per_row) {

@@ -2,11 +2,9 @@
 
 #include "norm.cuh"
 
-namespace kart {  // named, since nvcc puts the path of the source into the symbols of a nameless one
+namespace kart {
 
 struct Row {
-  static constexpr int kVecs = 4;
-  static constexpr int kShort = 0;
   static constexpr bool kCentred = false;
   const Scalar* x;
   const Scalar* weight;
@@ -31,7 +29,5 @@ struct Row {
 
 }  // namespace kart
 
-int kart_launch(const rmsnorm_args* args, void* stream) {
-  const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight);
-  return kart::normalise<kart::Row>(*args, wide, stream);
-}
+KART_NORM(rmsnorm)
+KART_NORM_HELD(rmsnorm, 8, kart::kWide, 8)

@@ -1,7 +1,12 @@
 #include "norm_launch.h"
 #include "rmsnorm.h"
 
-static kart::Norm norm = KART_NORM(rmsnorm, 4, 0);
+static kart::Norm norm{4,
+                       0,
+                       "rmsnorm_reread_wide",
+                       "rmsnorm_reread_narrow",
+                       "rmsnorm_held_narrow",
+                       {"rmsnorm_held_1", "rmsnorm_held_2", "rmsnorm_held_4", "rmsnorm_held_8"}};
 
 int kart_launch(const rmsnorm_args* args, void* stream) {
   const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight);

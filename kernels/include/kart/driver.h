@@ -76,23 +76,20 @@ class Attached {
   const char* problem() const { return problem_.chars; }
   const char* image() const { return image_.start; }
 
-  // What the notes say of `key`, to the end of its line; nothing if they do not name it.
-  Part note(const char* key) const {
+  // The number that the notes give for `key`; 0 if they do not name it.
+  int number(const char* key) const {
     const size_t length = strlen(key);
     for (size_t i = 0; i < notes_.size;) {
       const char* line = notes_.start + i;
       const void* end = memchr(line, '\n', notes_.size - i);
       const size_t size = end == nullptr ? notes_.size - i : static_cast<const char*>(end) - line;
       if (size > length && memcmp(line, key, length) == 0 && line[length] == ' ') {
-        return {line + length + 1, size - length - 1};
+        return digits({line + length + 1, size - length - 1});
       }
       i += size + 1;
     }
-    return {};
+    return 0;
   }
-
-  // The number that the notes give for `key`; 0 if they do not name it.
-  int number(const char* key) const { return digits(note(key)); }
 
  private:
   static const char here;
@@ -213,10 +210,16 @@ struct Driver {
                         unsigned block_y, unsigned block_z, unsigned shared, void* stream, void** args, void** extra);
   void* library;  // of kernels: what the image became; null until it has
 
-  int say(int code, const char* what) const {
+  // Keeps what was tried, and why it failed.
+  __attribute__((format(printf, 3, 4))) int failed_with(int code, const char* format, ...) const {
+    Message what;
+    va_list values;
+    va_start(values, format);
+    vsnprintf(what.chars, sizeof what.chars, format, values);
+    va_end(values);
     const char* text = nullptr;
     if (cuGetErrorString(code, &text) != 0 || text == nullptr) text = "unknown error";
-    return failed("%s: %s (%d)", what, text, code);
+    return failed("%.300s: %.150s (%d)", what.chars, text, code);
   }
 
   // Like `load`, called by one thread at a time.
@@ -247,13 +250,13 @@ struct Driver {
       memcpy(each.function, &found, sizeof found);
     }
     const int code = cuInit(0);
-    return code == 0 ? 0 : say(code, "cuInit");
+    return code == 0 ? 0 : failed_with(code, "cuInit");
   }
 
   int load() {
     if (library != nullptr) return 0;
     const int code = cuLibraryLoadData(&library, attached().image(), nullptr, nullptr, 0, nullptr, nullptr, 0);
-    return code == 0 ? 0 : say(code, "cuLibraryLoadData of the attached image");
+    return code == 0 ? 0 : failed_with(code, "cuLibraryLoadData of the attached image");
   }
 };
 
@@ -314,6 +317,7 @@ struct Block {
 // One kernel of the image, by the name of its extern "C" __global__ function.
 class Entry {
  public:
+  constexpr Entry() = default;
   constexpr Entry(const char* name) : name_(name) {}  // NOLINT: a name is an entry
 
   // The arguments must have the very types that the kernel takes.
@@ -323,10 +327,7 @@ class Entry {
     return launch_with(grid, block, device, stream, pointers);
   }
 
-  // Whether there is such a kernel: 0, or what failed.
-  int find_now() { return kernel_.load(std::memory_order_acquire) != nullptr || find() != nullptr ? 0 : -1; }
-
-  // The same for arguments whose types are known when it runs: `args` points to each of them.
+ private:
   __attribute__((noinline)) int launch_with(Grid grid, Block block, int device, void* stream, void** args) {
     void* kernel = kernel_.load(std::memory_order_acquire);
     if (kernel == nullptr && (kernel = find()) == nullptr) return -1;
@@ -335,7 +336,7 @@ class Entry {
                     static_cast<long long>(grid.x), static_cast<long long>(grid.y), static_cast<long long>(grid.z));
     }
     const OnDevice there(device);
-    if (there.code() != 0) return driver.say(there.code(), "making a context of the device current");
+    if (there.code() != 0) return driver.failed_with(there.code(), "making a context of device %d current", device);
     int code = 0;
     if (block.shared > kShared) {
       code = driver.cuKernelSetAttribute(8, static_cast<int>(block.shared), kernel, device);  // MAX_DYNAMIC_SHARED_SIZE
@@ -345,14 +346,11 @@ class Entry {
                                    args, nullptr);
     }
     if (code == 0) return 0;
-    char what[256];
-    snprintf(what, sizeof what, "cuLaunchKernel of %s, %lld × %lld × %lld blocks of %u × %u × %u threads and %u bytes",
-             name_, static_cast<long long>(grid.x), static_cast<long long>(grid.y), static_cast<long long>(grid.z),
-             block.x, block.y, block.z, block.shared);
-    return driver.say(code, what);
+    return driver.failed_with(code, "cuLaunchKernel of %s, %lld × %lld × %lld blocks of %u × %u × %u threads and %u bytes",
+                              name_, static_cast<long long>(grid.x), static_cast<long long>(grid.y),
+                              static_cast<long long>(grid.z), block.x, block.y, block.z, block.shared);
   }
 
- private:
   __attribute__((noinline)) void* find() {
     const Lock lock(loading);
     if (driver.open() != 0) return nullptr;
@@ -361,9 +359,7 @@ class Entry {
     void* kernel = nullptr;
     const int code = driver.cuLibraryGetKernel(&kernel, driver.library, name_);
     if (code != 0) {
-      char what[200];
-      snprintf(what, sizeof what, "looking for the kernel %s in the attached image", name_);
-      driver.say(code, what);
+      driver.failed_with(code, "looking for the kernel %s in the attached image", name_);
       return nullptr;
     }
     kernel_.store(kernel, std::memory_order_release);
@@ -372,7 +368,7 @@ class Entry {
 
   static constexpr unsigned kShared = 48 << 10;  // bytes that every launch may have
 
-  const char* name_;
+  const char* name_ = nullptr;
   std::atomic<void*> kernel_{nullptr};
 };
 
