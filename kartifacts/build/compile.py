@@ -53,6 +53,13 @@ class Progress:
     memory: int
 
 
+Told = Callable[[Progress], None]
+"""Called when a step begins or has ended, and every second meanwhile."""
+
+OnKernel = Callable[[BuiltKernel, float, int], object]
+"""Told of a kernel, the CPU seconds that its own steps took, and the bytes of the hungriest of them."""
+
+
 @dataclass(frozen=True)
 class Build:
     """What `compile_specs` made: one kernel per spec, in their order, and figures about the run."""
@@ -62,9 +69,16 @@ class Build:
 
 
 def compile_specs(
-    specs: Sequence[Spec], settings: Settings, *, progress: Callable[[Progress], None] | None = None
+    specs: Sequence[Spec],
+    settings: Settings,
+    *,
+    progress: Told | None = None,
+    on_kernel: OnKernel | None = None,
 ) -> Build:
     """Build every spec that is not built yet, in the workspace of `settings`.
+
+    Args:
+        on_kernel: told of each kernel as soon as it is made, while others are not yet; what it raises ends the build.
 
     Raises:
         ConfigError: an arch cannot be built by the compiler found; nothing was compiled.
@@ -85,7 +99,7 @@ def compile_specs(
     report: dict[str, Any] = {"kernels": len(wanted), "kernels_reused": len(made)}
     if missing:
         with workspace.staging(settings.workspace) as staging:
-            run = _Run(settings, staging, progress)
+            run = _Run(settings, staging, progress, on_kernel)
             for key, spec in missing.items():
                 run.plan.add(key, spec, toolchains[spec.device.toolchain])
             run.all()
@@ -108,9 +122,10 @@ def check_complete(plan: Sequence[Spec], built: Iterable[BuiltKernel]) -> None:
 class _Run:
     """A plan that is run: what is done is kept at once, so that a build that is killed goes on where it was."""
 
-    def __init__(self, settings: Settings, staging: Path, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, settings: Settings, staging: Path, progress: Told | None, on_kernel: OnKernel | None) -> None:
         self.settings = settings
         self.progress = progress
+        self.on_kernel = on_kernel
         self.table = settings.workspace / FILE
         self.costs = Costs.read(self.table)
         self.plan = Plan(settings, self.costs, staging)
@@ -132,9 +147,9 @@ class _Run:
     def _limits(self) -> Limits:
         here = parallel.machine()
         demands = [step.memory for step in self.plan.steps if step.known_as] or [LINK_MEMORY]
-        explicit = {"max_jobs": self.settings.max_jobs, "setting": self.settings.jobs}
-        jobs = parallel.jobs(here, per_job=min(demands), **explicit)
-        if any(explicit.values()):
+        stated, setting = self.settings.max_jobs, self.settings.jobs
+        jobs = parallel.jobs(here, per_job=min(demands), max_jobs=stated, setting=setting)
+        if stated or setting is not None:
             return Limits(jobs)
         return Limits(jobs, parallel.memory_left(here), lambda: parallel.memory_left(parallel.machine()))
 
@@ -175,6 +190,10 @@ class _Run:
         self.left -= ran.step.cost
         if ran.step.known_as:
             self.costs.learn(ran.step.known_as, ran.cpu, ran.memory)
+        kernel = self.plan.made.get(Digest(ran.step.name))
+        if kernel is not None and self.on_kernel is not None:
+            own = [each for each in self.ran if (each.step.op, each.step.arch) == (ran.step.op, ran.step.arch)]
+            self.on_kernel(kernel, sum(each.cpu for each in own), max(each.memory for each in own))
         self.running([(ran.step, ran.wall)])
 
     def killed(self, step: Step) -> None:

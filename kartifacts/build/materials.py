@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from kartifacts.build import closure
 from kartifacts.build.kept import BuiltKernel
-from kartifacts.build.toolchains import Toolchain
-from kartifacts.errors import BuildError, ConfigError
-from kartifacts.files.reading import read_regular
+from kartifacts.errors import BuildError
 from kartifacts.model.digest import sha256
 from kartifacts.model.materials import Content, Made, MadeOp, Materials, Recipe
 from kartifacts.model.spec import Source, Spec
-
-MAX_RECIPE = 1 << 20  # bytes
-
-
-class _Compiler(msgspec.Struct):
-    version: str
-
-
-class _Builder(msgspec.Struct):
-    """What is read of a builder.toml."""
-
-    name: str
-    cxx: _Compiler | None = None
-    nvcc: _Compiler | None = None
 
 
 def compiled(
@@ -72,7 +53,7 @@ def _op(name: str, made: Sequence[tuple[Spec, BuiltKernel]]) -> MadeOp:
         op=name,
         flags=spec.device.flags,
         compile=[spec.device.sources, spec.device.host_sources],
-        reached=[source.path for source in spec.sources],
+        reached=sorted({source.path for each, _ in made for source in each.sources}),
         kernels=[
             Made(uri=spec.uri, key=kernel.key, op_digest=kernel.op_digest, defines=spec.defines)
             for spec, kernel in sorted(made, key=lambda each: each[0].uri)
@@ -106,32 +87,3 @@ def imported(
         files=sorted(lists, key=lambda content: content.path),
         imported=sorted(files, key=lambda content: content.path),
     )
-
-
-def read_recipe(path: Path, toolchains: Iterable[Toolchain]) -> Recipe:
-    """The builder.toml that names this environment, once the compilers found here are those that it pins.
-
-    Raises:
-        ConfigError: it cannot be read, or a compiler is another one.
-    """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        data = read_regular(path, MAX_RECIPE)
-        builder = msgspec.convert(tomllib.loads(data.decode()), _Builder)
-    except OSError as error:
-        raise ConfigError(f"cannot read the recipe {str(path)!r}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # TOML, UTF-8 and the types of fields
-        raise ConfigError(f"{str(path)!r} is not the recipe of a build environment: {error}") from error
-    for toolchain in toolchains:
-        pinned = {"cxx": builder.cxx, "nvcc": builder.nvcc}.get(toolchain.kind)
-        found = toolchain.fingerprint["version"]
-        if pinned is None or pinned.version != found:
-            raise ConfigError(
-                f"the recipe {builder.name[:100]!r} pins {toolchain.kind} "
-                f"{pinned.version[:100] if pinned else 'not at all'!r}; {found!r} was found",
-                hint="build in the environment that the recipe describes, or leave --recipe out",
-            )
-    return Recipe(name=builder.name, sha256=sha256(data))

@@ -60,6 +60,7 @@ def pack_bundle(
     arch: str,
     abi: str,
     toolchain: Mapping[str, str],
+    machine: str = "",
     earlier: Sequence[Earlier] = (),
     block_bytes: int = BLOCK_BYTES,
     pack_bytes: int = PACK_BYTES,
@@ -71,6 +72,7 @@ def pack_bundle(
 
     Args:
         arch: canonical arch, or ``any``.
+        machine: that the host code runs on; empty if the arch says it, or there is none.
         earlier: bundles of the same kind in earlier releases; blocks of the best one are used again.
         block_bytes: kernels share a block up to this size; a larger kernel has one of its own.
         pack_bytes: a pack is closed before it grows beyond this size.
@@ -119,7 +121,7 @@ def pack_bundle(
             kernels=sorted(contents.kernels, key=lambda entry: (entry.block, entry.offset, entry.uri)),
             toolchain=dict(toolchain),
         )
-        return _described(table, contents.packs, total, blobs)
+        return _described(table, contents.packs, total, blobs, machine)
 
 
 def _default_jobs() -> int:
@@ -262,7 +264,7 @@ def _entry(given: PackInput, size: int, digest: str, block: int, offset: int) ->
     )
 
 
-def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -> Descriptor:
+def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path, machine: str) -> Descriptor:
     """Write the table and the manifest that points at it and at the packs."""
     import zstandard
 
@@ -275,6 +277,8 @@ def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -
         "family": table.family,
         "arch": table.arch,
         "abi": table.abi,
+        "machine": machine,
+        "driver": _driver(table.kernels),
         "toolchain": " ".join(f"{name}={table.toolchain[name]}" for name in sorted(table.toolchain)),
         "raw-size": str(total),
         "kernels": str(len(table.kernels)),
@@ -289,6 +293,12 @@ def _described(table: Table, packs: list[Descriptor], total: int, blobs: Path) -
     )
     decode_table(raw, bundle)  # what a reader would refuse must not get a name
     return _write(blobs, encode(bundle), MEDIA_MANIFEST, notes)
+
+
+def _driver(kernels: Iterable[KernelEntry]) -> str:
+    """The oldest driver that loads all of them; a release lists bundles for newer drivers first."""
+    versions = {kernel.needs["driver"] for kernel in kernels if "driver" in kernel.needs}
+    return max(versions, key=lambda text: tuple(map(int, text.split("."))), default="")
 
 
 def _write(blobs: Path, content: bytes, media_type: str, notes: dict[str, str]) -> Descriptor:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 # command → module that holds it, so that one command does not pay for the imports of all
 _COMMANDS = {
     "build": "producing",
+    "plan": "planning",
+    "merge": "planning",
     "import": "producing",
     "publish": "producing",
     "promote": "releasing",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
@@ -22,53 +24,113 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--archs", default=None, help="Arch list, e.g. 'cpu:x86-64-v3 8.0 9.0a 10.0f'; default: KARTIFACTS_ARCHS."
 )
 @click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
-@click.option("--out", required=True, type=Repository(), help="Repository directory to write.")
+@click.option("--plan", type=_FILE, help="Build what this plan says, instead of --archs, --ops and --library.")
+@click.option("--build", "name", default="", help="The build of the plan to do here; `kartifacts plan` lists them.")
+@click.option("--shard", default="", metavar="I/N", help="Do this part of the build, and hand it in at --out.")
+@click.option(
+    "--out", required=True, help="Repository directory to write; with --shard a directory or bucket where shards meet."
+)
 @click.option("--library", default="kartifacts", show_default=True, help="Library whose ops are built.")
 @click.option("--release-version", default="", help="Version of the release; default: that of the library's package.")
 @click.option("--since", type=Repository(), help="Repository whose releases lend what has not changed; default: --out.")
 @click.option("--lock", type=_FILE, help="Pin the new release in this kartifacts.lock.")
 @click.option(
-    "--recipe", type=_FILE, help="builder.toml of this environment: other compilers than it pins are refused."
+    "--recipe",
+    type=_FILE,
+    help="builder.toml of this environment: other compilers than it pins are refused; default: that of the plan.",
 )
+@click.option("--report", "report_file", type=_FILE, help="Write all figures of the build into this file, as JSON.")
+@click.option("--costs-out", type=_FILE, help="Write what each source took to compile, for a plan to divide work by.")
 @json_option
+@click.pass_context
 def build_command(
+    context: click.Context,
     archs: str | None,
     ops: str,
-    out: Path,
+    plan: Path | None,
+    name: str,
+    shard: str,
+    out: str,
     library: str,
     release_version: str,
     since: Path | None,
     lock: Path | None,
     recipe: Path | None,
+    report_file: Path | None,
+    costs_out: Path | None,
     as_json: bool,
 ) -> None:
     """Compile bundles for an explicit list of architectures into a repository directory.
 
     Every promised op × arch is built and checked, or nothing is written and what is missing is listed.
+    With --plan, --build and --shard one of several machines does its part, and `kartifacts merge` makes the release.
     """
     from kartifacts.cli import flows
 
+    _refuse_together(context, plan, shard)
     settings = config.read(overrides={"archs": archs})
-    if not settings.archs:
-        raise ConfigError("no architectures given", hint="pass --archs 'cpu:x86-64-v3 9.0a', or set KARTIFACTS_ARCHS")
-    report = flows.build(
-        settings,
-        ops=ops,
-        out=out,
-        library=library,
-        version=release_version,
-        lock=lock,
-        since=since,
-        recipe=recipe,
-    )
-    lines = [
+    if shard:
+        assert plan is not None
+        report = flows.build_shard(settings, plan=plan, name=name, shard=shard, out=out, recipe=recipe)
+        lines = _shard_lines(report)
+    else:
+        to = Repository().convert(out, None, context)
+        where = {"out": to, "version": release_version, "lock": lock, "since": since, "recipe": recipe}
+        if plan is not None:
+            report = flows.build_planned(settings, plan=plan, name=name, **where)
+        elif not settings.archs:
+            raise ConfigError(
+                "no architectures given", hint="pass --archs 'cpu:x86-64-v3 9.0a', or set KARTIFACTS_ARCHS"
+            )
+        else:
+            report = flows.build(settings, ops=ops, library=library, **where)
+        lines = _build_lines(report)
+    if report_file is not None:
+        flows.write_report(report_file, report)
+    if costs_out is not None:
+        flows.write_costs(costs_out, settings)
+    emit(as_json, report, "\n".join(lines))
+
+
+def _refuse_together(context: click.Context, plan: Path | None, shard: str) -> None:
+    """Refuse options of which one would silently count for nothing."""
+    given = {
+        name
+        for name in ("archs", "ops", "library", "name", "release_version", "since", "lock")
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    against = {"--plan": given & {"archs", "ops", "library"}} if plan is not None else {}
+    if shard:
+        against["--shard"] = given & {"release_version", "since", "lock"}  # they are for `merge`
+        if plan is None or "name" not in given:
+            raise ConfigError("--shard is a part of one build of a plan: pass --plan and --build too")
+    elif plan is None and "name" in given:
+        raise ConfigError("--build names a build of a plan: pass --plan too")
+    for option, names in against.items():
+        if names:
+            others = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
+            raise ConfigError(f"{others} cannot be given with {option}, which decides that")
+
+
+def _build_lines(report: dict[str, Any]) -> list[str]:
+    pin = report["pin"]
+    return [
         f"jobs: {report['jobs']} ({report['jobs_reason']})",
         *(f"skipped: {row}" for row in report["skipped"]),
         *(f"built: {row['uri']} for {row['arch']}" for row in report["kernels"]),
         f"{len(report['kernels'])} kernels in {len(report['bundles'])} bundles, {report['seconds']:.1f} s",
-        f"release {library} {report['pin']['version']}: sha256:{report['pin']['sha256']}",
+        f"release {pin['library']} {pin['version']}: sha256:{pin['sha256']}",
     ]
-    emit(as_json, report, "\n".join(lines))
+
+
+def _shard_lines(report: dict[str, Any]) -> list[str]:
+    counts = f"taken {report['taken']}, found here {report['kept']}, built {report['built']}"
+    share = f"{len(report['kernels'])} of {report['of_all']} kernels"
+    return [
+        *(f"skipped: {row}" for row in report["skipped"]),
+        f"shard {report['shard']} of {report['build']}: {share}: {counts}; {report['seconds']:.1f} s",
+        f"handed in: {report['document']} in {report['bucket']}",
+    ]
 
 
 @click.group("import")
@@ -124,6 +186,7 @@ def import_checksums(
 @click.option(
     "--plan", type=_FILE, help="Refuse a release that lacks what this plan promises; see manifests/release.toml."
 )
+@click.option("--build", "builds", multiple=True, help="Ask for this build of the plan only; may be repeated.")
 @click.option("--lock", type=_FILE, help="Pin what was published in this kartifacts.lock.")
 @click.option("--keys", type=_DIRECTORY, help="Keyring that signs for the releases; without it they must be pinned.")
 @passphrase_option
@@ -144,6 +207,7 @@ def publish_command(
     library: str | None,
     release_version: str | None,
     plan: Path | None,
+    builds: tuple[str, ...],
     lock: Path | None,
     keys: Path | None,
     passphrase_file: Path | None,
@@ -166,6 +230,7 @@ def publish_command(
         library=library,
         version=release_version,
         plan=plan,
+        builds=builds,
         lock=lock,
         settings=config.read(),
         keys=keys,

@@ -24,6 +24,7 @@ MAX_PLAN = 1 << 20  # bytes
 MAX_SHARDS = 1000
 VERSIONS = ("glibc", "glibcxx", "cxxabi", "cudart", "driver", "tvm_ffi")  # limits of what a kernel may need
 SIZES = ("release_bytes", "pack_bytes")  # limits of what is published
+OF_KERNELS = ("kernel_bytes", "local_bytes", "spill_bytes")  # limits of one kernel, judged by who looks into it
 _MACHINES = {"x86_64": "x86-64", "aarch64": "aarch64"}  # → how the names of its CPU archs begin
 _SHOWN = 20
 
@@ -145,13 +146,13 @@ def _convert(path: Path) -> Plan:
 
 def _check_limits(limits: dict[str, str | int], what: str) -> None:
     for name, limit in limits.items():
-        if name in SIZES:
-            if isinstance(limit, str) or limit < 1:
+        if name in (*SIZES, *OF_KERNELS):
+            if isinstance(limit, str) or limit < (name in SIZES):
                 raise ConfigError(f"limits.{name} in {what!r}: expected a number of bytes, got {str(limit)[:50]!r}")
         elif name in VERSIONS:
             version_of(str(limit), f"limits.{name} in {what!r}")
         else:
-            known = ", ".join((*VERSIONS, *SIZES))
+            known = ", ".join((*VERSIONS, *SIZES, *OF_KERNELS))
             raise ConfigError(f"{what!r} limits {name[:50]!r}, which nothing is measured by; known: {known}")
 
 

@@ -28,7 +28,7 @@ from kartifacts.publish.oci_index import claim, refuse_other_claim, refuse_unles
 from kartifacts.publish.referrers import MATERIALS, index_of, refer
 from kartifacts.publish.repository import Repository
 
-_ENTRY_NOTES = frozenset(NOTE + name for name in ("family", "arch", "abi"))
+_ENTRY_NOTES = frozenset(NOTE + name for name in ("family", "arch", "abi", "machine"))
 
 
 def make_release(
@@ -62,15 +62,12 @@ def make_release(
         made_for = repository.bundle(bundle).annotations.get(NOTE + "library", "")
         if made_for != library:
             raise ConfigError(f"a bundle of {made_for!r} cannot be part of a release of {library!r}")
-    unique = {bundle.digest: _entry(bundle) for bundle in bundles}
+    unique = {bundle.digest: bundle for bundle in bundles}
     index = encode(
         Release(
             schema_version=2,
             media_type=MEDIA_INDEX,
-            manifests=sorted(
-                unique.values(),
-                key=lambda bundle: (*(bundle.note(name) for name in ("family", "arch", "abi")), bundle.digest),
-            ),
+            manifests=[_entry(bundle) for bundle in sorted(unique.values(), key=_order)],
             annotations={NOTE + "format": RELEASE_FORMAT, NOTE + "library": library, NOTE + "version": version},
         )
     )
@@ -95,6 +92,12 @@ def _write_materials(
     for digest, content in (*(blob for each in made for blob in each.blobs), (sha256(index), index)):
         bucket.put_if_absent(blob_path(digest), content)
     return sha256(index), len(index)
+
+
+def _order(bundle: Descriptor) -> tuple[object, ...]:
+    """Readers take the first that fits, so of several for one arch the one for the newest driver comes first."""
+    driver = [-int(part) for part in bundle.note("driver").split(".") if part.isdigit()]
+    return (*(bundle.note(name) for name in ("family", "arch", "abi", "machine")), driver, bundle.digest)
 
 
 def _entry(bundle: Descriptor) -> Descriptor:

@@ -14,7 +14,8 @@ import pytest
 
 from kartifacts import config
 from kartifacts.build.library import Library, open_library
-from kartifacts.build.materials import compiled, read_recipe
+from kartifacts.build.materials import compiled
+from kartifacts.build.recipes import read_recipe
 from kartifacts.build.toolchains import find
 from kartifacts.cli import flows
 from kartifacts.config import Settings

@@ -1,0 +1,94 @@
+"""The jobs that build a plan, as the matrix that a CI system reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kartifacts.cli.flows import planned
+from kartifacts.cli.flows.shared import Report
+from kartifacts.publish.plan import read_plan
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of the matrix."""
+
+    build: str
+    shard: str  # 1/4
+    builder: str
+    image: str  # container image that the builder's recipe begins with
+    cuda: str
+    machine: str
+    archs: str
+    ops: str = field(default="")
+
+    def row(self) -> dict[str, str]:
+        return dict(vars(self))
+
+
+def jobs_of(path: Path, builds: Sequence[str] = ()) -> list[Job]:
+    """Every job that builds a part of the plan; reads the plan and the builders' recipes, no sources."""
+    from kartifacts.build.recipes import read_builder
+
+    plan = read_plan(path).only(builds)
+    jobs = []
+    for build in plan.builds:
+        recipe = planned.recipe_file(plan, path, build)
+        image = "" if recipe is None else read_builder(recipe).image
+        archs, ops = " ".join(map(str, build.parsed)), " ".join(build.ops)
+        jobs += [
+            Job(build.name, f"{number}/{build.shards}", build.builder, image, build.cuda, build.machine, archs, ops)
+            for number in range(1, build.shards + 1)
+        ]
+    return jobs
+
+
+def matrix(path: Path, *, form: str, builds: Sequence[str] = (), check: bool = False) -> tuple[Report, str]:
+    """The build matrix as data, and as a text in the form that a CI system reads."""
+    jobs = jobs_of(path, builds)
+    report: Report = {"jobs": [job.row() for job in jobs]}
+    if check:
+        work = planned.work_of(path, builds)
+        report["builds"] = [
+            {
+                "build": build.name,
+                "kernels": len(work.specs[build.name]),
+                "skipped": [str(refusal) for refusal in work.skipped[build.name]],
+            }
+            for build in work.plan.builds
+        ]
+        report["promises"] = work.promises.digest
+    return report, "\n".join(_FORMS[form](report))
+
+
+def _table(report: Report) -> Iterator[str]:
+    names = ("build", "shard", "builder", "image", "cuda", "machine", "archs")
+    rows = [names, *(tuple(row[name] or "-" for name in names) for row in report["jobs"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
+    yield from ("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    for build in report.get("builds", ()):
+        yield f"{build['build']}: {build['kernels']} kernels"
+        yield from (f"  left out: {reason}" for reason in build["skipped"])
+
+
+def _json(report: Report) -> Iterator[str]:
+    yield json.dumps(report, indent=2, sort_keys=True)
+
+
+def _github(report: Report) -> Iterator[str]:
+    """One line, for `echo "matrix=$(...)" >> "$GITHUB_OUTPUT"` and `strategy.matrix: fromJSON(...)`."""
+    yield json.dumps({"include": report["jobs"]}, separators=(",", ":"))
+
+
+def _gitlab(report: Report) -> Iterator[str]:
+    """A child pipeline; JSON is YAML.  What a job does stands in `.kartifacts-build`, in a file included beside it."""
+    rows: list[Mapping[str, Any]] = [{name.upper(): value for name, value in row.items()} for row in report["jobs"]]
+    yield json.dumps({"build": {"extends": ".kartifacts-build", "parallel": {"matrix": rows}}}, indent=2)
+
+
+_FORMS = {"table": _table, "json": _json, "github": _github, "gitlab": _gitlab}
+FORMS = tuple(_FORMS)
