@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kartifacts.build import python_kernels
 from kartifacts.build.flags import check_define, check_flag, check_link_flag
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
@@ -20,7 +21,7 @@ DECLARATION = "op.toml"
 MAX_DECLARATION = 1 << 20  # bytes of an op.toml
 MAX_NAME = 200  # characters of an op and its axes, which become the name of a file
 TAKEN = frozenset({"arch", "exports", "origin", "path", "refusals", "uri"})  # attributes of a loaded kernel
-_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvrtc", "nvcc")}
+_TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvrtc", "nvcc", "triton", "cutedsl"), "hip": ("triton",)}
 _AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _EXPORT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -105,6 +106,7 @@ def _check_op(op: OpDecl, what: str) -> None:
                 f"{where}.sources: an image is made of one source, got {', '.join(device.sources)}",
                 hint='include the others from one of them, or declare toolchain = "nvcc" with output = "object"',
             )
+        python_kernels.check(op, kind, where)
         for flag in device.flags:
             check_flag(flag, device.toolchain, where)
         for flag in device.link_flags:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from kartifacts.build import remembered, templates
-from kartifacts.build.closure import inside, own_root
+from kartifacts.build import python_kernels, remembered, templates
+from kartifacts.build.closure import INCLUDE, SHARED, inside, own_root, shared_include
 from kartifacts.build.declared import DECLARATION, declared, read_family
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.files.installed import declares
@@ -127,8 +127,7 @@ class Library:
         wanted = tuple(sources)
         asked = (wanted, tuple(axes.items()) if any(map(templates.is_template, wanted)) else ())
         if asked not in self._reached:
-            found = remembered.closure(self._workspace, self.root, wanted, dict(asked[1]))
-            self._reached[asked] = found
+            self._reached[asked] = remembered.closure(self._workspace, self.root, wanted, axes)
         return self._reached[asked]
 
     def _spec(self, family: str, decl: OpDecl, axes: tuple[tuple[str, str], ...], arch: Arch) -> Spec:
@@ -154,8 +153,13 @@ class Library:
         return msgspec.structs.replace(
             device,
             sources=[inside(home, path, what) for path in device.sources],
-            host_sources=[inside(home, path, what) for path in device.host_sources],
+            host_sources=[inside(home, path, what) for path in device.host_sources] or self._usual_host(device, kind),
         )
+
+    def _usual_host(self, device: DeviceDecl, kind: str) -> list[str]:
+        """What launches a kernel in Python that declares no host code: a source that lies among our headers."""
+        top = INCLUDE if shared_include(self.root) is None else f"{SHARED}/{INCLUDE}"
+        return [f"{top}/{path}" for path in python_kernels.host_sources(device, kind)]
 
 
 class Libraries:

@@ -2,13 +2,13 @@
 
     argument    *T  *T:16         a pointer to elements of type T (16: to an address that is a multiple of 16)
                 T   T:16          a number (16: a multiple of 16)
-                T(m, n)           a tensor of shape m × n whose elements lie together, the last dimension next to each other
+                T(m, n)           a tensor of shape m × n whose elements lie together, rows by rows
                 T(m, n; s, 1):16  a tensor with these strides, in elements, at an address that is a multiple of 16
                 stream            the stream of the caller, who does not pass it
     constant    a value, an axis, or a table axis → value → what to take
 
-T is one of TYPES or an axis whose values are such.  A dimension is a number, an axis whose values are numbers, or a name
-of its own: it is then known at run time, and the same wherever the name stands; `n:8` is a multiple of 8.
+T is one of TYPES or an axis whose values are such.  A dimension is a number, an axis whose values are numbers, or a
+name of its own: it is then known at run time, and the same wherever the name stands; `n:8` is a multiple of 8.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _NUMBERS = {  # what a kernel can be passed by value
     "triton": ("bool", *(name for name in TYPES if "int" in name), "float32", "float64"),
     "cutedsl": ("bool", *(name for name in TYPES if "int" in name), "float32", "float64"),
 }
+_HOST = {"triton": "kart/any_launcher.cpp", "cutedsl": "kart/cutedsl.cpp"}
 _OPTIONS: dict[tuple[str, str], dict[str, type]] = {
     ("triton", "cuda"): {"num_warps": int, "num_stages": int, "maxnreg": int, "enable_fp_fusion": bool},
     ("triton", "hip"): {
@@ -86,10 +87,15 @@ def resolve(spec: Spec) -> Kernel:
     """The kernel of `spec`.
 
     Raises:
-        ConfigError: something does not fit together; op.toml was checked, so this is for axes of values that never meet.
+        ConfigError: something does not fit together, which `check` did not see among too many combinations of axes.
     """
     assert spec.device.kernel is not None
     return _resolved(spec.device.kernel, spec.device.toolchain, spec.arch.kind, dict(spec.axes), spec.uri)
+
+
+def host_sources(device: DeviceDecl, kind: str) -> tuple[str, ...]:
+    """Those of our own sources that make a kernel of `device` callable, relative to include/."""
+    return () if device.kernel is None or kind != "cuda" else (_HOST[device.toolchain],)
 
 
 def check(op: OpDecl, kind: str, where: str) -> None:

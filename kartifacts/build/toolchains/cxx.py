@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+from kartifacts.build.closure import SHARED, place_of
 from kartifacts.build.toolchains import Toolchain, Unit, probe
 from kartifacts.build.toolchains.options import USUAL, Options, flags_for
 from kartifacts.config import Settings
@@ -78,7 +79,11 @@ class Cxx(Toolchain):
 
     def host_units(self, spec: Spec) -> tuple[Unit, ...]:
         """The objects that all specs of an op share."""
-        return tuple(self._unit(source, COMPILE) for source in spec.device.host_sources)
+        units = (self._unit(source, COMPILE) for source in spec.device.host_sources)
+        return tuple(
+            replace(unit, file=str(place_of(Path(spec.root), unit.source))) if unit.source.startswith(SHARED) else unit
+            for unit in units
+        )
 
     def _unit(self, source: str, flags: tuple[str, ...]) -> Unit:
         flags, places = (*flags, *self.options.flags), headers_in(str(self.ffi / "include"), _FFI)

@@ -1,10 +1,11 @@
 """What the workers of compilers for Python have in common: each job is done in a fork of a process that imported one.
 
-    WORKER.py --site DIRECTORY --target TARGET --kernel JSON [--debug] [--lineinfo] --depfile FILE --output FILE SOURCE
+    WORKER.py --site DIRECTORY --target TARGET --kernel JSON [--set NAME=VALUE] [--debug] [--lineinfo]
+              --depfile FILE --output FILE SOURCE
 
 So a compiler is imported once, however many kernels follow; no job sees what another one did; and one in which a
 compiler aborts is a job that failed.  The environment holds nothing of the user's that a compiler or a kernel could
-read.
+read, but for what is --set.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Job(argparse.Namespace):
     site: str
     target: str
     kernel: dict[str, Any]
+    set: list[str]
     debug: bool
     lineinfo: bool
     depfile: str
@@ -86,6 +87,7 @@ def _parsed(arguments: list[str]) -> Job:
     parser = argparse.ArgumentParser()
     for name in ("site", "target", "kernel", "depfile", "output"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--set", action="append", default=[])
     for name in ("debug", "lineinfo"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("source")
@@ -117,6 +119,7 @@ def _do(job: Job, output: int, compiled: Callable[[Job, Any], bytes], packages: 
         os.dup2(output, 1)
         os.dup2(output, 2)
         tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HOME"] = job.place
+        os.environ.update((name, value) for name, _, value in (each.partition("=") for each in job.set))
         before = set(sys.modules)
         content = compiled(job, _function(job))
         with open(job.output, "wb") as file:
@@ -181,10 +184,9 @@ def _files(before: set[str], packages: tuple[str, ...]) -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         if name in before or name == _SOURCE or name.partition(".")[0] in packages:
             continue
-        place = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if place:
-            path = os.path.abspath(place)
-            yield path.removeprefix(root)
+        place = getattr(module, "__file__", None)
+        if isinstance(place, str):
+            yield os.path.abspath(place).removeprefix(root)
 
 
 def _escaped(name: str) -> str:

@@ -21,11 +21,6 @@ else:
 
     del sys.path[0]
 
-KNOBS = {  # whatever else Triton reads is not there
-    "TRITON_DEFAULT_FP_FUSION": "1",
-    "TRITON_ALWAYS_COMPILE": "1",
-    "TRITON_STORE_BINARY_ONLY": "1",
-}
 TYPES = {
     "bool": "i1", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float16": "fp16", "bfloat16": "bf16",
     "float32": "fp32", "float64": "fp64",
@@ -36,7 +31,6 @@ _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.p
 
 
 def prepare() -> None:
-    os.environ.update(KNOBS)
     sys.path.append(_PACKAGES)
     for name in ("triton", "triton.compiler", "triton.backends.compiler", "kartifacts.build.images"):
         importlib.import_module(name)
@@ -64,6 +58,7 @@ def compiled(job: python_worker.Job, function: Any) -> bytes:
     kind, _, chip = job.target.partition(":")
     target = GPUTarget("cuda", int(chip), 32) if kind == "cuda" else GPUTarget("hip", chip, warp_size(chip))
     os.environ["TRITON_CACHE_DIR"] = os.environ["TRITON_HOME"] = job.place
+    os.environ["TRITON_ALWAYS_COMPILE"] = os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
     os.environ["TRITON_DISABLE_LINE_INFO"] = "0" if job.debug or job.lineinfo else "1"
     if job.debug:
         os.environ["DISABLE_PTXAS_OPT"] = "1"
