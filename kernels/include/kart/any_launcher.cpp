@@ -218,13 +218,13 @@ class Launch {
     if (signature_.scratch == 0) return entry.launch_with(grid, block, device_, stream, pointers_);
     if (entry.find_now() != 0) return -1;
     const OnDevice there(device_);
-    if (there.code() != 0) return driver.say(there.code(), "making a context of the device current");
+    if (there.code() != 0) return driver.failed_with(there.code(), "making a context of device %d current", device_);
     static const Memory memory;
     const size_t size = static_cast<size_t>(signature_.scratch) * grid.x * grid.y * grid.z;
-    if (const int code = memory.take(&scratch, size, stream)) return driver.say(code, "taking memory for the blocks");
+    if (const int code = memory.take(&scratch, size, stream)) return driver.failed_with(code, "taking memory for the blocks");
     const int launched = entry.launch_with(grid, block, device_, stream, pointers_);
     const int code = memory.give_back(scratch, stream);
-    return launched != 0 || code == 0 ? launched : driver.say(code, "giving back the memory of the blocks");
+    return launched != 0 || code == 0 ? launched : driver.failed_with(code, "giving back the memory of the blocks");
   }
 
   const char* op_;

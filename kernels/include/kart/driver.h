@@ -76,20 +76,23 @@ class Attached {
   const char* problem() const { return problem_.chars; }
   const char* image() const { return image_.start; }
 
-  // The number that the notes give for `key`; 0 if they do not name it.
-  int number(const char* key) const {
+  // What the notes say of `key`, to the end of its line; nothing if they do not name it.
+  Part note(const char* key) const {
     const size_t length = strlen(key);
     for (size_t i = 0; i < notes_.size;) {
       const char* line = notes_.start + i;
       const void* end = memchr(line, '\n', notes_.size - i);
       const size_t size = end == nullptr ? notes_.size - i : static_cast<const char*>(end) - line;
       if (size > length && memcmp(line, key, length) == 0 && line[length] == ' ') {
-        return digits({line + length + 1, size - length - 1});
+        return {line + length + 1, size - length - 1};
       }
       i += size + 1;
     }
-    return 0;
+    return {};
   }
+
+  // The number that the notes give for `key`; 0 if they do not name it.
+  int number(const char* key) const { return digits(note(key)); }
 
  private:
   static const char here;
@@ -327,7 +330,10 @@ class Entry {
     return launch_with(grid, block, device, stream, pointers);
   }
 
- private:
+  // Whether there is such a kernel: 0, or what failed.
+  int find_now() { return kernel_.load(std::memory_order_acquire) != nullptr || find() != nullptr ? 0 : -1; }
+
+  // The same for arguments whose types are known when it runs: `args` points to each of them.
   __attribute__((noinline)) int launch_with(Grid grid, Block block, int device, void* stream, void** args) {
     void* kernel = kernel_.load(std::memory_order_acquire);
     if (kernel == nullptr && (kernel = find()) == nullptr) return -1;
@@ -351,6 +357,7 @@ class Entry {
                               static_cast<long long>(grid.z), block.x, block.y, block.z, block.shared);
   }
 
+ private:
   __attribute__((noinline)) void* find() {
     const Lock lock(loading);
     if (driver.open() != 0) return nullptr;
