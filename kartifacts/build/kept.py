@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from kartifacts.build import remembered
 from kartifacts.build.outside import Seen, unchanged
 from kartifacts.build.toolchains import IMAGES
 from kartifacts.build.workspace import check_owner, storage_errors, sync
@@ -196,7 +197,10 @@ def keep(
         for path in (*(staged / name for name in names), staged):
             sync(path)
         make_directory(home)
-        return read(_settle(staged, home / record.key, spec), spec)
+        place = _settle(staged, home / record.key, spec)
+    remembered.note(workspace, spec)
+    with storage_errors(workspace, "read"):
+        return read(place, spec)
 
 
 def _settle(staged: Path, place: Path, spec: Spec) -> Path:

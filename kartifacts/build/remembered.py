@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def closure(workspace: Path | None, root: Path, sources: Sequence[str], axes: Ma
         found, hung_on = templates.traced(root, sources, axes)
         return [[source.path, source.sha256] for source in found], hung_on
 
-    question = ["closure", str(root), str(shared_include(root) or ""), [*sources], dict(axes)]
+    rendered = any(map(templates.is_template, sources))
+    question = ["closure", str(root), str(shared_include(root) or ""), [*sources], dict(axes) if rendered else {}]
     return tuple(Source(path, Digest(digest)) for path, digest in answer(workspace, question, find))
 
 
@@ -104,12 +106,23 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
         return []
 
 
+def note(workspace: Path, spec: Spec) -> None:
+    """Remember the library of `spec` for the next process, as it is now."""
+    with suppress(ConfigError):  # it changes just now
+        declarations(workspace, Path(spec.root))
+        closure(workspace, Path(spec.root), _sources(spec), dict(spec.axes))
+
+
 def watched(spec: Spec) -> set[str] | None:
     """Every file and directory that a spec hangs on; None if they are too many to look at."""
     root = Path(spec.root)
-    _, found = templates.traced(root, (*spec.device.sources, *spec.device.host_sources), dict(spec.axes))
+    _, found = templates.traced(root, _sources(spec), dict(spec.axes))
     found |= _of_declarations(root)
     return found if len(found) <= _MOST_WATCHED else None
+
+
+def _sources(spec: Spec) -> tuple[str, ...]:
+    return (*spec.device.sources, *spec.device.host_sources)
 
 
 def _place(workspace: Path, question: Any) -> Path | None:

@@ -138,6 +138,7 @@ def test_a_compiler_that_was_replaced_is_asked_again(make_settings: MakeSettings
 
 def test_a_damaged_record_of_a_probe_is_not_believed(make_settings: MakeSettings) -> None:
     settings = make_settings()
+    settings.workspace.mkdir()
     expected = cxx.discover(settings).fingerprint
     records = list((settings.workspace / "toolchains").iterdir())
     assert records

@@ -1,4 +1,4 @@
-"""Asks a tool what it is, once: answers are kept in the workspace for as long as its files do not change."""
+"""Asks a tool what it is, once: answers are kept, in the workspace if there is one, while its files do not change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from kartifacts.build.workspace import replace_file
 from kartifacts.config import Settings
@@ -83,13 +84,27 @@ def remembered(
     record = settings.workspace / "toolchains" / f"{name}.json"
     facts = _recalled(record)
     if facts is None:
-        facts, more = answer()
-        stamps = {str(path): _stamp(str(path)) for path in (*tools, *more)}
-        try:
-            replace_file(record, canonical_json({"facts": facts, "stamps": stamps}))
-        except (StoreError, UnicodeEncodeError) as error:  # JSON holds no path that is not text
-            log.debug("the facts about %s are not kept: %s", tools[0], error)
+        said = _unwritten.get(record)
+        if said is None or not _hold(said["stamps"]):
+            facts, more = answer()
+            said = {"facts": facts, "stamps": {str(path): _stamp(str(path)) for path in (*tools, *more)}}
+        facts = said["facts"]
+        _unwritten[record] = said
+        if os.path.isdir(settings.workspace):  # who only asks makes none
+            _write(record, said)
     return facts
+
+
+_unwritten: dict[Path, dict[str, Any]] = {}
+
+
+def _write(record: Path, said: dict[str, Any]) -> None:
+    try:
+        replace_file(record, canonical_json(said))
+    except (StoreError, UnicodeEncodeError) as error:  # JSON holds no path that is not text
+        log.debug("facts about a compiler are not kept: %s", error)
+    else:
+        del _unwritten[record]
 
 
 def digests(settings: Settings, question: str, files: dict[str, Path]) -> Facts:
@@ -120,11 +135,18 @@ def _recalled(record: Path) -> Facts | None:
     """The facts in `record`; None if there are none that still hold."""
     try:
         kept = strict_json(read_regular(record, _MAX_RECORD), what=str(record))
-        if all(_stamp(path) == stamp for path, stamp in kept["stamps"].items()):
+        if _hold(kept["stamps"]):
             return {str(name): str(value) for name, value in kept["facts"].items()}
     except (OSError, KartifactsError, KeyError, TypeError, AttributeError, ValueError):
         pass
     return None
+
+
+def _hold(stamps: dict[str, Any]) -> bool:
+    try:
+        return all(_stamp(path) == stamp for path, stamp in stamps.items())
+    except OSError:
+        return False
 
 
 def _stamp(path: str) -> list[object]:
