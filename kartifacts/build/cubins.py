@@ -57,6 +57,7 @@ _ANNOTATED = 129  # since this release ptxas marks every instruction that spills
 _RESERVED = 1024  # bytes of shared memory that the system takes of each block, since sm_90
 _AMDGPU_METADATA = 32
 _VGPR_BYTES = 4
+_CHIP = re.compile(r"-(gfx\w+(?::\w+[+-])*)$")  # amdgcn-amd-amdhsa--gfx90a:xnack-, amdgpu9.42-amd-amdhsa-unknown-gfx942
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,8 @@ def _code_object(data: memoryview) -> Image:
 def _described(note: memoryview, data: memoryview) -> Image:
     try:
         found: Any = msgspec.msgpack.decode(note, type=_AmdMetadata)
-        arch = parse_arch(found.target.rpartition("--")[2])
+        chip = _CHIP.search(found.target)
+        arch = parse_arch(chip[1] if chip else found.target)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, ValueError, ConfigError) as error:
         raise Malformed(f"the code object of an AMD GPU describes itself wrongly: {error}") from None
     functions = {
