@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kartifacts.build import closure
+from kartifacts.build import closure, templates
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.errors import BuildError
 from kartifacts.model.digest import sha256
@@ -31,7 +31,7 @@ def compiled(
     ops: dict[str, list[tuple[Spec, BuiltKernel]]] = {}
     for spec, built in made:
         ops.setdefault(f"{spec.family}/{spec.op.name}", []).append((spec, built))
-    sources = {source.path: (spec.root, source) for spec, _ in made for source in spec.sources}
+    sources = {source.path: (spec.root, source) for spec, _ in made for source in _written(spec)}
     return Materials(
         version=1,
         kind="build",
@@ -53,12 +53,18 @@ def _op(name: str, made: Sequence[tuple[Spec, BuiltKernel]]) -> MadeOp:
         op=name,
         flags=spec.device.flags,
         compile=[spec.device.sources, spec.device.host_sources],
-        reached=sorted({source.path for each, _ in made for source in each.sources}),
+        reached=sorted({source.path for each, _ in made for source in _written(each)}),
         kernels=[
             Made(uri=spec.uri, key=kernel.key, op_digest=kernel.op_digest, defines=spec.defines)
             for spec, kernel in sorted(made, key=lambda each: each[0].uri)
         ],
     )
+
+
+def _written(spec: Spec) -> list[Source]:
+    """What people wrote of the sources of `spec`: a template, but not what it was rendered to, which differs by axes."""
+    made = {templates.rendered(source.path) for source in spec.sources if templates.is_template(source.path)}
+    return [source for source in spec.sources if source.path not in made]
 
 
 def _source(root: Path, source: Source) -> Content:

@@ -30,11 +30,21 @@ def cache(reference: Any) -> Any:
     return lambda head_dim: reference("cos_sin_cache")(MOST, head_dim)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 32, 8), (7, 3, 1), (33, 8, 8), (700, 5, 2), (2, 3, 20, 4)], ids=str)
-@pytest.mark.parametrize("integer", ["int64", "int32"])
+@pytest.mark.parametrize(
+    ("shape", "integer"),
+    [
+        ((1, 1, 1), "int64"),
+        ((1, 32, 8), "int32"),
+        ((7, 3, 1), "int64"),
+        ((33, 8, 8), "int64"),
+        ((700, 5, 2), "int32"),
+        ((2, 3, 20, 4), "int64"),
+    ],
+    ids=str,
+)
 @every_kind
 def test_it_agrees_with_the_reference(
-    arrays: Any, reference: Any, cache: Any, head_dim: int, style: Any, integer: str, shape: tuple[int, ...]
+    arrays: Any, reference: Any, cache: Any, head_dim: int, style: Any, shape: tuple[int, ...], integer: str
 ) -> None:
     *tokens, q_heads, k_heads = shape
     q, k = arrays.normal(*tokens, q_heads, head_dim), arrays.normal(*tokens, k_heads, head_dim)
@@ -125,5 +135,7 @@ def test_turning_keeps_lengths_and_relative_positions(arrays: Any, cache: Any) -
 
 def test_a_combination_that_no_kernel_has_is_refused_with_its_reason(arrays: Any, cache: Any) -> None:
     q = arrays.normal(1, 1, 256)
-    with pytest.raises(ConfigError, match=r"^rope/apply_rope has no kernel for head_dim=256, style=interleaved: models"):
+    with pytest.raises(
+        ConfigError, match=r"^rope/apply_rope has no kernel for head_dim=256, style=interleaved: models"
+    ):
         ops.apply_rope(q, q[:, :0], like(arrays, np.array([0])), like(arrays, cache(256)), "interleaved")

@@ -35,9 +35,15 @@ Build = Callable[..., Path]
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Builds the norm family of a copy of our own kernels in a place of its own."""
+    """Builds ops of a copy of our own kernels in a place of its own."""
 
-    def make(place: str, version: str = "1.0", change: Callable[[Path], None] | None = None, **more: Any) -> Path:
+    def make(
+        place: str,
+        version: str = "1.0",
+        change: Callable[[Path], None] | None = None,
+        ops: str = "norm/rmsnorm",
+        **more: Any,
+    ) -> Path:
         root = tmp_path / place / "kernels"
         if not root.exists():
             shutil.copytree(Path(__file__).parents[2] / "kernels", root)
@@ -47,7 +53,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         monkeypatch.setattr("kartifacts.build.library.discover", lambda: [library])
         settings = config.read(overrides={"workspace": tmp_path / place / "workspace", "archs": CPU})
         out = tmp_path / place / "out"
-        flows.build(settings, ops="norm/rmsnorm", out=out, library="kartifacts", version=version, lock=None, **more)
+        flows.build(settings, ops=ops, out=out, library="kartifacts", version=version, lock=None, **more)
         return out
 
     return make
@@ -87,6 +93,17 @@ def test_they_name_every_source_and_the_programs_that_compiled_it(build: Build, 
     assert materials.programs["compiler"] == sha256(toolchain.place.read_bytes())
     assert "libtvm_ffi" in "".join(materials.programs)
     assert bundle.note("arch") == materials.arch == CPU
+
+
+def test_of_a_source_that_was_rendered_they_name_the_template(build: Build) -> None:
+    """What it was rendered to differs from kernel to kernel, and is no file of the library."""
+    _, materials = only_bundle(build("here", ops="rope/apply_rope"))
+    paths = {file.path for file in materials.files}
+    (op,) = materials.ops
+    assert len(op.kernels) == 15
+    assert "rope/apply_rope_cpu.cpp.jinja" in paths
+    assert "rope/apply_rope_cpu.cpp" not in paths
+    assert set(op.reached) == paths
 
 
 def test_they_are_the_same_wherever_and_however_often_it_is_built(build: Build, tmp_path: Path) -> None:
