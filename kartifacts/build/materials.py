@@ -62,7 +62,7 @@ def _op(name: str, made: Sequence[tuple[Spec, BuiltKernel]]) -> MadeOp:
 
 
 def _written(spec: Spec) -> list[Source]:
-    """What people wrote of the sources of `spec`: a template, but not what it was rendered to, which differs by axes."""
+    """What people wrote of the sources of `spec`: templates, not what they were rendered to, which differs by axes."""
     made = {templates.rendered(source.path) for source in spec.sources if templates.is_template(source.path)}
     return [source for source in spec.sources if source.path not in made]
 
