@@ -14,6 +14,7 @@ Where settings ask for kernels that are compiled otherwise than published ones a
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -164,7 +165,7 @@ class Registry:
 
         refusals = self._without_pins()
         spec = library.spec(op, axes, host.build_arch(device))
-        request = Request(spec.library, spec.uri, spec.family, device, spec.op_digest)
+        request = Request(spec.library, spec.uri, spec.family, device, spec.op_digest, os.uname().machine)
         for bundle, entry in self._fitting(request, refusals, [], remote=False):
             path = self._here.store.find(entry.digest, entry.size, entry.suffix)
             if path is not None:  # else a load will bring it
@@ -234,7 +235,8 @@ class Registry:
             )
         spec = library.spec(op, axes, host.build_arch(arch))
         named = library not in self.libraries.explicit or spec.library in {pin.library for pin in self.lock.releases}
-        return spec, Request(spec.library if named else None, spec.uri, family, arch, spec.op_digest)
+        owner = spec.library if named else None
+        return spec, Request(owner, spec.uri, family, arch, spec.op_digest, os.uname().machine)
 
     def _undeclared(self, op: str, device: str | None, axes: Mapping[str, object]) -> Request:
         """A request for an op of which only prebuilt kernels are known; the pin alone vouches for them."""
@@ -264,7 +266,7 @@ class Registry:
                 f"{', '.join(holders)}",
                 hint="install the library that declares it, or use a lock that pins one of them",
             )
-        return Request(holders[0], uri, family, host.device_arch(device), None)
+        return Request(holders[0], uri, family, host.device_arch(device), None, os.uname().machine)
 
     def _found(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Kernel | None:
         """A kernel for which nothing has to be compiled; else None, and why is added to `refusals`."""

@@ -26,6 +26,7 @@ class Request:
     family: str
     device: Arch
     op_digest: Digest | None
+    machine: str = ""  # whose host code this process runs: x86_64, aarch64
 
 
 class Published(Protocol):
@@ -58,6 +59,10 @@ def by_arch(request: Request, bundles: Iterable[_Bundle], refusals: list[Refusal
             continue
         if note("abi") != FFI_ABI:
             refusals.append(Refusal(place, f"has the ABI {note('abi')!r}; this process loads {FFI_ABI}"))
+            continue
+        machine = note("machine")
+        if machine and request.machine not in ("", machine):
+            refusals.append(Refusal(place, f"its host code is for {machine}; this machine is {request.machine}"))
             continue
         try:
             verdict = parse_arch(note("arch")).runs_on(request.device)

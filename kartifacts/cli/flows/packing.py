@@ -101,6 +101,7 @@ def parts_of(
 
 def release(parts: Sequence[Part], of: Release, settings: Settings) -> dict[str, Any]:
     """Pack the kernels, name the release, say what it promised, pin it; gives what became of it."""
+    from kartifacts.build.checks import facts_of
     from kartifacts.build.pack import PACK_BYTES, pack_bundle
     from kartifacts.publish.promises import write_promises
     from kartifacts.publish.release import make_release
@@ -128,7 +129,7 @@ def release(parts: Sequence[Part], of: Release, settings: Settings) -> dict[str,
         write_promises(of.out, of.promises, of.version)
     return {
         "kernels": [
-            {"uri": kernel.uri, "arch": part.materials.arch, "key": kernel.key, "bytes": kernel.path.stat().st_size}
+            {"uri": kernel.uri, "arch": part.materials.arch, "key": kernel.key, **facts_of(kernel.path).report()}
             for part in parts
             for kernel in part.kernels
         ],

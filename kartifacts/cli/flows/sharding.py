@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -41,6 +41,8 @@ def build_shard(
 
     What is there already, or was built in this workspace before, is not built again.
     """
+    from kartifacts.build.partition import partition
+
     start = time.monotonic()
     number, of = _numbers(shard)
     planned.check_settings(settings)
@@ -49,11 +51,12 @@ def build_shard(
     planned.check_machine(build)
     specs = work.specs[build.name]
     cost, costs = planned.costs_of(work.plan, plan)
-    mine = _part(specs, cost, number, of)
+    mine = partition(specs, cost, of)[number - 1]
     toolchains = producing.toolchains_of(specs, settings)
     recipe = recipe or planned.recipe_file(work.plan, plan, build)
     environment = producing.checked_environment(toolchains, recipe, build)
     bucket = open_at(out, settings)
+    bucket.preflight()
     keys = {spec.key(toolchains[spec.device.toolchain].made_with(spec)): spec for spec in mine}
     with closing(_Handing(bucket)) as handing:
         taken = _taken(keys, toolchains, bucket, settings, handing)
@@ -108,24 +111,13 @@ def _numbers(shard: str) -> tuple[int, int]:
     return number, of
 
 
-def _part(specs: Sequence[Spec], cost: planned.Cost, number: int, of: int) -> list[Spec]:
-    from kartifacts.build.partition import partition
-
-    mine = partition(specs, cost, of)[number - 1]
-    if not mine:
-        raise ConfigError(f"shard {number}/{of} would be empty: there are {len(specs)} kernels", hint="divide by less")
-    return mine
-
-
-def open_at(out: str, settings: Settings) -> Bucket:
+def open_at(place: str, settings: Settings) -> Bucket:
     """A bucket, or a directory that need not be there yet.
 
     Each builder writes names of its own, so that no store has to decide between two of them.
     """
-    text = out if re.match(r"(dir:|[a-z0-9+]+://)", out) else f"dir:{out}"
-    bucket = open_bucket(text, settings, single_writer=True)
-    bucket.preflight()
-    return bucket
+    text = place if re.match(r"(dir:|[a-z0-9+]+://)", place) else f"dir:{place}"
+    return open_bucket(text, settings, single_writer=True)
 
 
 class _Handing:
@@ -177,21 +169,23 @@ def _taken(
     """What other builders handed in, or this one before it was stopped, once it was checked like what is built here."""
     from kartifacts.build import workspace
 
-    found: dict[Digest, BuiltKernel] = {}
     workspace.usable(settings.workspace)
-    with workspace.staging(settings.workspace) as staging:
-        for key, spec in keys.items():
+    with workspace.staging(settings.workspace) as staging, ThreadPoolExecutor(settings.download_threads) as pool:
+
+        def take(key: Digest, spec: Spec) -> BuiltKernel | None:
             try:
                 made = find(bucket, key)
                 if made is None:
-                    continue
+                    return None
                 kernel = _checked(made, spec, toolchains[spec.device.toolchain], bucket, staging, settings)
             except (VerificationError, BuildError) as error:
                 log.warning("%s for %s is built again: %s", spec.uri, spec.arch, error.message)
-                continue
+                return None
             handing.known(made)
-            found[key] = kernel
-    return found
+            return kernel
+
+        found = zip(keys, pool.map(take, keys, keys.values()), strict=True)
+        return {key: kernel for key, kernel in found if kernel is not None}
 
 
 def _checked(
