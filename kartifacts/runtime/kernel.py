@@ -1,4 +1,4 @@
-"""A loaded kernel: a verified file becomes functions of this process."""
+"""A loaded kernel: a verified file becomes functions of this process, or of a GPU where it is an image alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from kartifacts.model.arch import Arch
 
 # What the dynamic linker says of a library that does not belong here, for a symbol, a version or another library.
 _LACKING = re.compile(
-    r"undefined symbol: (?P<symbol>\S+)|symbol (?P<versioned>\S+), version \S+ not defined"
+    r"undefined symbol: (?P<symbol>[^\s,]+(?:, version \S+)?)|symbol (?P<versioned>\S+), version \S+ not defined"
     r"|version [`'](?P<version>[^']+)' not found|^(?P<library>[^/\s]+): cannot open shared object"
 )
+_IMAGES = (".cubin", ".fatbin", ".hsaco")
 
 
 class Kernel:
     """One loaded kernel.  Its exported functions are attributes: ``kernel.rmsnorm(x, weight, out, eps)``.
+
+    Those of an image without a launcher are launched: ``kernel.scale.launch(grid, block, x, n, stream=0)``.
 
     Attributes:
         uri: the specialisation, e.g. ``norm/rmsnorm?dtype=bfloat16``.
@@ -72,6 +75,10 @@ class Kernel:
 
 
 def _load_module(path: Path, uri: str) -> Any:
+    if path.suffix in _IMAGES:
+        from kartifacts.runtime import driver
+
+        return driver.Image(path, uri)
     import tvm_ffi  # imports torch where torch is installed: never before a kernel is really wanted
 
     try:
