@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,20 @@ def fresh() -> Any:
 def read_only(array: Any) -> Any:
     array.flags.writeable = False
     return array
+
+
+POSITIONS = np.arange(4)
+CACHE = np.ones((9, 64), np.float32)
+STYLE: Any = ["neox"]
+
+
+def heads(count: int = 2, size: int = 64, tokens: int = 4) -> Any:
+    return np.ones((tokens, count, size), np.float32)
+
+
+def rope(**changed: Any) -> None:
+    given = {"q": heads(), "k": heads(1), "positions": POSITIONS, "cos_sin_cache": CACHE, **changed}
+    ops.apply_rope(**given)
 
 
 def unaligned() -> Any:
@@ -137,6 +152,86 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "layernorm: eps must be finite and not negative, got nan",
     ),
     "an eps that is no number": (lambda: ops.rmsnorm(X, W, SMALL), "rmsnorm: eps must be a number"),
+    "queries that are a list": (
+        lambda: rope(q=[1.0]),
+        "apply_rope: q must be a numpy array or a torch tensor, got list",
+    ),
+    "a size of heads that no kernel has": (
+        lambda: rope(q=heads(size=72)),
+        "apply_rope: head_dim must be one of 64, 128, 256, got 72",
+    ),
+    "queries without dimensions": (
+        lambda: rope(q=np.ones((), np.float32)),
+        "apply_rope: head_dim must be one of 64, 128, 256, got 0",
+    ),
+    "a style that is none": (
+        lambda: rope(style="gptj"),
+        "apply_rope: style must be one of neox, interleaved, got gptj",
+    ),
+    "a style that is a list": (
+        lambda: rope(style=STYLE),
+        "apply_rope: style must be one of neox, interleaved, got ['neox']",
+    ),
+    "queries without tokens": (
+        lambda: rope(q=X, k=X),
+        "apply_rope: q must have the shape (..., tokens, heads, head_dim), got (4, 64)",
+    ),
+    "keys of other tokens": (
+        lambda: rope(k=heads(tokens=3)),
+        "apply_rope: k must have the shape of q, but for the number of heads: q has (4, 2, 64), k has (3, 2, 64)",
+    ),
+    "keys of another size": (
+        lambda: rope(k=heads(size=128)),
+        "apply_rope: k must have the shape of q, but for the number of heads: q has (4, 2, 64), k has (4, 2, 128)",
+    ),
+    "keys of another type": (
+        lambda: rope(k=heads().astype(np.float16)),
+        "apply_rope: k must be float32, got float16",
+    ),
+    "positions that are no integers": (
+        lambda: rope(positions=np.ones(4, np.float32)),
+        "apply_rope: positions must be int32 or int64, got float32",
+    ),
+    "positions of other tokens": (
+        lambda: rope(positions=np.arange(5)),
+        "apply_rope: positions must have shape (4,), got (5,)",
+    ),
+    "positions of too many dimensions": (
+        lambda: rope(positions=np.ones((1, 4), np.int64)),
+        "apply_rope: positions must have shape (4,), got (1, 4)",
+    ),
+    "strided positions": (
+        lambda: rope(positions=np.arange(8)[::2]),
+        "apply_rope: positions must be contiguous",
+    ),
+    "a negative position": (
+        lambda: rope(positions=POSITIONS - 1),
+        "apply_rope: positions must be at least 0 and below 9, the rows of cos_sin_cache, got -1",
+    ),
+    "a position beyond the cache": (
+        lambda: rope(positions=POSITIONS + 6),
+        "apply_rope: positions must be at least 0 and below 9, the rows of cos_sin_cache, got 9",
+    ),
+    "a cache of another type": (
+        lambda: rope(cos_sin_cache=CACHE.astype(np.float16)),
+        "apply_rope: cos_sin_cache must be float32, got float16",
+    ),
+    "a cache of half a head": (
+        lambda: rope(cos_sin_cache=CACHE[:, :32]),
+        "apply_rope: cos_sin_cache must have shape (9, 64), got (9, 32)",
+    ),
+    "an empty cache": (
+        lambda: rope(cos_sin_cache=CACHE[:0]),
+        "apply_rope: cos_sin_cache must have at least one row",
+    ),
+    "a cache of one dimension": (
+        lambda: rope(cos_sin_cache=CACHE[0]),
+        "apply_rope: cos_sin_cache must have shape (64, 64), got (64,)",
+    ),
+    "queries that are read-only": (
+        lambda: rope(q=read_only(heads())),
+        "apply_rope: q is written, but it is a read-only array",
+    ),
 }
 
 
@@ -169,11 +264,27 @@ def overlapping_rows() -> Any:
         (lambda a: ops.fused_add_rmsnorm(a[:4], a[2:6], W), "fused_add_rmsnorm: x overlaps residual in memory"),
         (lambda a: ops.silu_and_mul(a[:4], out=a[:4, 32:]), "silu_and_mul: out overlaps x in memory"),
         (lambda a: ops.silu_and_mul(a[:4], out=a[:4, 8:40]), "silu_and_mul: out overlaps x in memory"),
+        (lambda a: rope(q=a[:8].reshape(4, 2, 64), k=a[8:].reshape(4, 1, 64)), ""),
+        (lambda a: rope(q=a[:8].reshape(4, 2, 64), k=a[7:11].reshape(4, 1, 64)), "apply_rope: q overlaps k in memory"),
+        (lambda a: rope(q=a.reshape(4, 3, 64)[:, :2], k=a.reshape(4, 3, 64)[:, 2:]), ""),
+        (
+            lambda a: rope(q=a.reshape(4, 3, 64)[:, :2], k=a.reshape(4, 3, 64)[:, 1:]),
+            "apply_rope: q overlaps k in memory",
+        ),
+        (lambda a: rope(cos_sin_cache=a[:9], q=a[8:10, None].repeat(2, 1).reshape(4, 1, 64)), ""),
+        (
+            lambda a: rope(cos_sin_cache=a[:9], q=a[8:].reshape(4, 1, 64)),
+            "apply_rope: q overlaps cos_sin_cache in memory",
+        ),
     ],
 )
 def test_memory_that_would_be_read_after_it_was_written_is_refused(call: Callable[[Any], Any], message: str) -> None:
+    memory = np.ones((12, 64), np.float32)
+    if not message:
+        call(memory)
+        return
     with pytest.raises(InputError) as caught:
-        call(np.ones((12, 64), np.float32))
+        call(memory)
     assert str(caught.value) == message
 
 
@@ -251,6 +362,10 @@ CALLS: dict[str, tuple[Any, dict[str, tuple[int, ...]]]] = {
     "rmsnorm": (ops.rmsnorm, {"x": (4, 64), "weight": (64,), "out": (4, 64)}),
     "fused_add_rmsnorm": (ops.fused_add_rmsnorm, {"x": (4, 64), "residual": (4, 64), "weight": (64,)}),
     "layernorm": (ops.layernorm, {"x": (4, 64), "weight": (64,), "bias": (64,), "out": (4, 64)}),
+    "apply_rope": (
+        partial(ops.apply_rope, positions=POSITIONS),
+        {"q": (4, 2, 64), "k": (4, 1, 64), "cos_sin_cache": (9, 64)},
+    ),
     "silu_and_mul": (ops.silu_and_mul, {"x": (4, 64), "out": (4, 32)}),
     "gelu_tanh_and_mul": (ops.gelu_tanh_and_mul, {"x": (4, 64), "out": (4, 32)}),
 }
