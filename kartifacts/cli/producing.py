@@ -118,6 +118,13 @@ def _build_lines(report: dict[str, Any]) -> list[str]:
         f"jobs: {report['jobs']} ({report['jobs_reason']})",
         *(f"skipped: {row}" for row in report["skipped"]),
         *(f"built: {row['uri']} for {row['arch']}" for row in report["kernels"]),
+        *(
+            f"spills: {row['uri']} for {row['arch']}, in {name}: {usage['spill_stores']} bytes of stores and "
+            f"{usage['spill_loads']} of loads"
+            for row in report["kernels"]
+            for name, usage in row["functions"].items()
+            if usage["spill_stores"] or usage["spill_loads"]
+        ),
         f"{len(report['kernels'])} kernels in {len(report['bundles'])} bundles, {report['seconds']:.1f} s",
         f"release {pin['library']} {pin['version']}: sha256:{pin['sha256']}",
     ]
