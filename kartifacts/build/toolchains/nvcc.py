@@ -178,9 +178,8 @@ def discover(settings: Settings) -> Nvcc:
                 return Nvcc(root, facts, cxx.discover(settings), Launchers(settings), options)
         refusal = Refusal(place, problem)
         searched.append(refusal)
-        if place.startswith("CUDA_") and str(refusal) not in _warned:
-            _warned.add(str(refusal))
-            log.warning("%s; looking elsewhere", refusal)
+        if place.startswith("CUDA_"):
+            warn_once(refusal)
     raise NoCompiler("no CUDA compiler (nvcc) was found", searched=tuple(searched), hint=_HINT)
 
 
@@ -203,6 +202,13 @@ def _candidates(settings: Settings) -> Iterator[Candidate]:
         yield _judged(str(root), root, "")
     if not packaged:
         yield "Python packages", None, "nvidia-cuda-nvcc is not installed"
+
+
+def warn_once(refusal: Refusal) -> None:
+    """Say that a place which the user named is of no use; the others are looked at all the same."""
+    if str(refusal) not in _warned:
+        _warned.add(str(refusal))
+        log.warning("%s; looking elsewhere", refusal)
 
 
 def misspelt(value: str) -> str:

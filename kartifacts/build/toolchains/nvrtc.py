@@ -247,7 +247,9 @@ def _lacking(directory: Path) -> str:
 
 def _places(settings: Settings) -> Iterator[_Place]:
     for variable, value in settings.cuda_home:
-        if problem := nvcc.misspelt(value):
+        problem = nvcc.misspelt(value) or ("" if os.path.isdir(value) else "no such directory")
+        if problem:
+            nvcc.warn_once(Refusal(f"{variable}={value!r}", problem))
             yield _Place(f"{variable}={value!r}", None, problem)
         else:
             yield from _of_toolkit(f"{variable}={value!r}", Path(value), asked_for=True)
@@ -265,7 +267,7 @@ def _places(settings: Settings) -> Iterator[_Place]:
 
 
 def _of_toolkit(shown: str, root: Path, *, asked_for: bool = False) -> Iterator[_Place]:
-    """The directories of a toolkit in which its libraries may lie; one place that says so if it has none."""
+    """The directories of a toolkit in which NVRTC lies; one place that says so if there are none."""
     if not os.path.isdir(root):
         yield _Place(shown, None, "no such directory")
         return
