@@ -66,11 +66,69 @@ FILES = {
         "  return 0;\n}\n"
     ),
 }
+# Device code alone: with a launcher that is compiled once for both sizes, and without one.
+IMAGE_FILES = {
+    "demo/op.toml": """
+schema = 1
+family = "demo"
+
+[[op]]
+name = "scale"
+summary = "Multiplies by a number that depends on its size."
+exports = ["scale"]
+axes.size = ["small", "large"]
+
+[op.device.cuda]
+toolchain = "nvrtc"
+sources = ["scale.cu"]
+host_sources = ["scale_binding.cpp"]
+min_arch = "7.5"
+defines.size = { small = "KART_SIZE=1", large = "KART_SIZE=1000" }
+
+[[op]]
+name = "bare"
+summary = "The same without a launcher."
+exports = ["scale"]
+axes.size = ["small", "large"]
+
+[op.device.cuda]
+toolchain = "nvrtc"
+sources = ["scale.cu"]
+defines.size = { small = "KART_SIZE=1", large = "KART_SIZE=1000" }
+""",
+    "include/factor.h": "#pragma once\n#define FACTOR 3.0f\n",
+    "demo/scale.cu": (
+        '#include "factor.h"\n'
+        'extern "C" __global__ void scale(float* x, int n) {\n'
+        "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
+        "  if (i < n) x[i] *= FACTOR * KART_SIZE;\n"
+        "}\n"
+    ),
+    # Without arguments it tells what the image was compiled with.
+    "demo/scale_binding.cpp": (
+        '#include <tvm/ffi/c_api.h>\n#include "kart/driver.h"\n'
+        'static kart::Entry scale{"scale"};\n'
+        'extern "C" __attribute__((visibility("default"))) int __tvm_ffi_scale(\n'
+        "    void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {\n"
+        "  result->type_index = kTVMFFIInt;\n  result->zero_padding = 0;\n"
+        '  result->v_int64 = kart::defined("KART_SIZE");\n'
+        "  if (count == 0) return 0;\n"
+        "  float* x = static_cast<float*>(args[0].v_ptr);\n"
+        "  const int n = static_cast<int>(args[1].v_int64);\n"
+        "  if (scale.launch((n + 127) / 128, 128, 0, nullptr, x, n) == 0) return 0;\n"
+        '  TVMFFIErrorSetRaisedFromCStr("RuntimeError", kart_error(-1));\n'
+        "  return -1;\n}\n"
+    ),
+}
 CPU = parse_arch("cpu:x86-64" if os.uname().machine == "x86_64" else "cpu:aarch64")
 
 
 def write_library(root: Path, files: dict[str, str] | None = None) -> Path:
-    for name, text in {**FILES, **(files or {})}.items():
+    return write_files(root, {**FILES, **(files or {})})
+
+
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -81,6 +139,22 @@ def write_library(root: Path, files: dict[str, str] | None = None) -> Path:
 def root(tmp_path: Path) -> Path:
     """The directory of a fresh copy of the tiny library."""
     return write_library(tmp_path / "demolib")
+
+
+@pytest.fixture
+def image_root(tmp_path: Path) -> Path:
+    """The directory of a fresh library whose kernels are images."""
+    return write_files(tmp_path / "imagelib", IMAGE_FILES)
+
+
+@pytest.fixture
+def image_spec(image_root: Path) -> Callable[..., Spec]:
+    """Reads that library anew, and gives one of its specs."""
+
+    def make(arch: str = "9.0a", size: str = "small", op: str = "scale", where: Path = image_root) -> Spec:
+        return open_library(where).spec(op, {"size": size}, parse_arch(arch))
+
+    return make
 
 
 @pytest.fixture
