@@ -19,7 +19,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-KEPT = {".toml", ".cu", ".cuh", ".h", ".cpp", ".py"}
+KEPT = {".toml", ".cu", ".cuh", ".h", ".cpp", ".jinja", ".py"}
 READ = ("PATH", "HOME", "KARTIFACTS_CXX")  # no flags: those are for kernels of one's own
 log = logging.getLogger(__name__)
 
