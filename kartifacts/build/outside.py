@@ -156,8 +156,8 @@ def _absent(paths: Iterable[str]) -> list[Seen]:
 
 def _stored(path: str) -> str:
     path = os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # JSON holds no other names
-    return _ENVIRONMENT + path[len(sys.prefix) :] if path.startswith(sys.prefix + os.sep) else path
+    return _ENVIRONMENT + path[len(sys.prefix) :] if f"{path}/".startswith(f"{sys.prefix}/") else path
 
 
 def _here(path: str) -> str:
-    return sys.prefix + path[len(_ENVIRONMENT) :] if path.startswith(_ENVIRONMENT + os.sep) else path
+    return sys.prefix + path[len(_ENVIRONMENT) :] if path.partition("/")[0] == _ENVIRONMENT else path
