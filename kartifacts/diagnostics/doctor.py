@@ -140,11 +140,12 @@ def _libraries() -> Iterator[Finding]:
 def _compilers(settings: Settings) -> Iterator[Finding]:
     from kartifacts.build import toolchains
 
-    for kind in ("cxx", "nvcc"):
+    for kind in toolchains.KINDS:
         try:
             found = toolchains.find(kind, settings)
         except KartifactsError as error:
             yield Finding(kind, True, f"not usable: {error}")
         else:
             made_of = ", ".join(f"{name} {value}" for name, value in sorted(found.fingerprint.items()))
-            yield Finding(kind, True, f"{found.place}: {made_of}")
+            instead = "" if found.kind == kind else f"{found.kind} instead, "
+            yield Finding(kind, True, f"{instead}{found.place}: {made_of}")

@@ -369,3 +369,14 @@ def test_an_editable_install_that_points_elsewhere_is_another_installation(place
     (place.library.parent / "packages" / "__editable__.lib-1.0.pth").write_text("/another/place\n")
     place.load()
     assert searches == ["norm/rmsnorm"]
+
+
+def test_who_asks_for_other_flags_is_answered_by_no_note_and_no_mirror(machine: Machine, released: Released) -> None:
+    with Mirror(released.path) as mirror:
+        settings: dict[str, Any] = {"lock": released.lock_file, "mirrors": mirror.url}
+        assert machine.registry(**settings).load(**ASK).origin == mirror.url  # leaves a note
+        asked = len(mirror.requests)
+        assert machine.registry(debug=1, **settings).load(**ASK).origin == "jit"
+        assert machine.registry(debug=1, **settings).load(**ASK).origin == "built here before"
+        assert len(mirror.requests) == asked
+        assert machine.registry(**settings).load(**ASK).origin == "store"
