@@ -42,6 +42,8 @@ _COMMANDS = {
     "list": "consuming",
     "gc": "consuming",
     "coverage": "coverage",
+    "inspect": "comparing",
+    "diff": "comparing",
     "explain": "asking",
     "explain-key": "asking",
     "config": "asking",

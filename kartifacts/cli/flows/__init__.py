@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kartifacts.cli.flows.asking import explain_key
+from kartifacts.cli.flows.comparing import diff, inspect
 from kartifacts.cli.flows.consuming import fetch, gc, listing, status, verify
 from kartifacts.cli.flows.matrix import matrix
 from kartifacts.cli.flows.merging import merge
@@ -26,10 +27,12 @@ __all__ = [
     "build",
     "build_planned",
     "build_shard",
+    "diff",
     "explain_key",
     "fetch",
     "gc",
     "import_checksums",
+    "inspect",
     "listing",
     "lock",
     "matrix",
