@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kartifacts.build import kept, workspace
-from kartifacts.build.compile import Progress, compile_specs
+from kartifacts.build.compile import Told, compile_specs
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.toolchains import Toolchain, find
 from kartifacts.config import Settings
@@ -28,7 +28,7 @@ _PATIENCE = 3600.0  # no compilation takes so long: then it is done a second tim
 
 
 def build_one(
-    spec: Spec, settings: Settings, *, progress: Progress | None = None, heartbeat: float = HEARTBEAT
+    spec: Spec, settings: Settings, *, progress: Told | None = None, heartbeat: float = HEARTBEAT
 ) -> BuiltKernel:
     """The kernel of `spec`: built before by the compiler that is here now, or built now.
 

@@ -13,8 +13,7 @@ from typing import NamedTuple, TypeVar
 from kartifacts.errors import ConfigError
 
 RESERVE = 1 << 30  # bytes left to everything else
-LINK_MEMORY = 200 << 20
-PIDS_PER_JOB = 8  # ninja's shell, the driver, and what the driver starts
+PIDS_PER_JOB = 8  # a worker with its thread, the driver, and what the driver starts
 _PIDS_RESERVED = 8
 _GIB = 1 << 30
 
@@ -64,6 +63,12 @@ def jobs(
         limits.append(Jobs((machine.pids_left - _PIDS_RESERVED) // PIDS_PER_JOB, "limit of processes"))
     lowest = min(limits, key=lambda limit: limit.n)
     return Jobs(max(1, lowest.n), lowest.reason)
+
+
+def memory_left(machine: Machine, reserve: int = RESERVE) -> int | None:
+    """Bytes that compilers may take; None if nothing limits them."""
+    left = _least((machine.available_memory, machine.cgroup_memory_left))
+    return None if left is None else max(0, left - reserve)
 
 
 # -- reading the machine -----------------------------------------------------------------------------------------------

@@ -8,21 +8,23 @@ What lies among the kept objects and still holds is not made again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from kartifacts.build import closure, elf, images, kept, objects, outside, templates
+from kartifacts.build import checks, closure, costs, images, kept, objects, outside, templates
+from kartifacts.build.costs import Costs, name_of
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.outside import Seen
 from kartifacts.build.steps import Ran, Step
-from kartifacts.build.toolchains import IMAGES, Command, Toolchain, Unit
+from kartifacts.build.toolchains import IMAGES, Command, Toolchain, Unit, search
+from kartifacts.build.toolchains.cxx import Cxx
 from kartifacts.build.workspace import storage_errors
+from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError, VerificationError
 from kartifacts.files.reading import read_regular
-from kartifacts.model.arch import Arch
 from kartifacts.model.digest import Digest, canonical_json, sha256
 from kartifacts.model.spec import Source, Spec
 
@@ -35,6 +37,7 @@ class _Object:
 
     output: Path
     root: str
+    unit: Unit
     reached: frozenset[str]
     depfile: Path
 
@@ -61,14 +64,14 @@ class Plan:
     """Every step to run, and what becomes of its output.
 
     Args:
-        place: the workspace.
-        generated: where rendered sources are written.
+        costs: what compilations are expected to need.
         staging: where outputs lie until they are kept.
     """
 
-    def __init__(self, place: Path, generated: Path, staging: Path) -> None:
-        self.place = place
-        self.generated = generated
+    def __init__(self, settings: Settings, costs: Costs, staging: Path) -> None:
+        self.settings = settings
+        self.place = settings.workspace
+        self.costs = costs
         self.staging = staging
         self.steps: list[Step] = []
         self.compiled: set[str] = set()  # names of steps
@@ -86,10 +89,11 @@ class Plan:
 
     def add(self, key: Digest, spec: Spec, toolchain: Toolchain) -> None:
         """Add the steps that make the kernel of `spec`, which is called by its key."""
-        seen = templates.written(spec, self.generated)
+        seen = templates.written(spec, self.settings.generated)
         shared = closure.shared_include(Path(spec.root))
-        places = ("-isystem", str(shared)) if shared else ()
-        units = [replace(unit, places=(*unit.places, *places)) for unit in toolchain.units(seen)]
+        units = toolchain.units(seen)
+        if shared is not None:
+            units = tuple(unit.seeing(shared, closure.SHARED_INCLUDE) for unit in units)
         names = [self._object(seen, unit) for unit in units]
         image = next((number for number, unit in enumerate(units) if unit.suffix in IMAGES), None)
         self._kernels[key] = _Kernel(spec, toolchain, tuple(names))
@@ -147,7 +151,7 @@ class Plan:
     ) -> None:
         paths = tuple(self._path(part) for part in parts)
         command = Command(_line(spec, toolchain, [str(path) for path in paths], str(output)))
-        step = Step(name, title, spec.root, output, command=command, inputs=paths, memory=LINK_MEMORY)
+        step = Step(name, title, spec.root, output, command=command, inputs=paths, memory=LINK_MEMORY, cost=costs.LINK)
         self._add(step, spec, shared=shared)
 
     def _add(self, step: Step, spec: Spec, *, shared: bool = False) -> None:
@@ -168,12 +172,23 @@ class Plan:
             return name
         output = self.staging / "objects" / f"{name}{unit.suffix}"
         depfile = output.with_suffix(".d")
-        self._objects[name] = _Object(output, spec.root, frozenset(source.path for source in reached), depfile)
+        paths = frozenset(source.path for source in reached)
+        self._objects[name] = _Object(output, spec.root, unit, paths, depfile)
         self.compiled.add(name)
         shared = unit.source in spec.device.host_sources
         title = f"compiling {unit.source}" + ("" if shared else f" of {spec.uri} for {spec.arch}")
-        command = unit.command(str(output), str(depfile))
-        self._add(Step(name, title, spec.root, output, command=command, memory=unit.memory), spec, shared=shared)
+        known_as = name_of(spec.library, unit.source, Cxx.kind if shared else spec.device.toolchain)
+        step = Step(
+            name,
+            title,
+            spec.root,
+            output,
+            command=unit.command(str(output), str(depfile)),
+            known_as=known_as,
+            memory=self.costs.memory(known_as, unit.memory),
+            cost=self.costs.seconds(known_as),
+        )
+        self._add(step, spec, shared=shared)
         return name
 
     def _reuse(self, name: str) -> bool:
@@ -214,20 +229,28 @@ class Plan:
                 exit_status=0,
             )
         if step.name in self._objects:
-            read = _outside(self._objects[step.name], step)
+            made = self._objects[step.name]
             self._kept[step.name] = objects.keep(
-                self.place, step.name, step.output, read, step.output.suffix, since=ran.began
+                self.place,
+                step.name,
+                step.output,
+                _outside(made, step),
+                step.output.suffix,
+                search=search.places(self.settings, Path(made.root), made.unit),
+                since=ran.began,
             )
         elif step.name in self._launchers:
-            made = self._launchers[step.name]
-            objects.keep(self.place, self._launcher_name(made.parts, made.line), step.output, (), kept.SUFFIX)
+            launcher = self._launchers[step.name]
+            called = self._launcher_name(launcher.parts, launcher.line)
+            objects.keep(self.place, called, step.output, (), kept.SUFFIX)
         else:
             key = Digest(step.name)
             self.made[key] = self._keep_kernel(key, self._kernels[key], step)
 
     def _keep_kernel(self, key: Digest, kernel: _Kernel, step: Step) -> BuiltKernel:
         spec = kernel.spec
-        exports, needs = _promised(spec, step)
+        promise = checks.promise_of(spec, self.settings, step.output.suffix)
+        facts = checks.check(step.output, promise, what=f"{spec.uri} for {spec.arch}", command=step.shell)
         content = read_regular(step.output, kept.MAX_KERNEL)
         record = kept.Record(
             uri=spec.uri,
@@ -236,8 +259,8 @@ class Plan:
             op_digest=spec.op_digest,
             sha256=sha256(content),
             size=len(content),
-            exports=exports,
-            needs=needs,
+            exports=list(spec.op.exports),
+            needs=facts.needs,
             parts=spec.key_parts(kernel.toolchain.made_with(spec)),
             suffix=step.output.suffix,
         )
@@ -301,30 +324,3 @@ def _outside(made: _Object, step: Step) -> list[str]:
                 hint=f'include it with a plain line: #include "{path}"',
             )
     return outside.outside(Path(made.root), read)
-
-
-def _promised(spec: Spec, step: Step) -> tuple[list[str], dict[str, str]]:
-    """What a kernel exports and needs of its host; refuses one that is not what `spec` promises."""
-    what = f"{spec.uri} for {spec.arch} is not what was promised"
-    try:
-        found = elf.inspect(step.output)
-    except VerificationError as error:
-        raise BuildError(f"{what}: {error.message}", command=step.shell) from error
-    archs: set[Arch] = set()
-    if spec.arch.kind != "cpu":
-        archs = {replace(spec.arch, ptx=False)} | ({spec.arch} if spec.arch.ptx else set())
-    exports = found.exports if step.output.suffix == kept.SUFFIX else tuple(found.functions)
-    problems = []
-    if lacking := sorted(set(spec.op.exports) - set(exports)):
-        problems.append(f"it does not export {', '.join(lacking)} (it exports {', '.join(exports) or 'nothing'})")
-    if set(found.archs) != archs:
-        problems.append(f"it holds GPU code for {_named(found.archs)}, expected {_named(archs)}")
-    if found.run_path:
-        problems.append("it has a run path of this machine")
-    if problems:
-        raise BuildError(f"{what}: {'; '.join(problems)}", command=step.shell)
-    return list(spec.op.exports), dict(found.needs)
-
-
-def _named(archs: Iterable[Arch]) -> str:
-    return ", ".join(sorted(f"{arch} (PTX)" if arch.ptx else str(arch) for arch in archs)) or "no arch"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from kartifacts.build.failures import Killed, explain, keep_log
 from kartifacts.build.jobs import Jobs
@@ -30,22 +31,42 @@ log = logging.getLogger(__name__)
 _PLAIN = re.compile(r"[\w./+,@%=-]+", re.ASCII)  # some compilers pass names of temporary files through a shell
 
 
+_TICK = 1.0  # seconds after which who listens is told how it goes, if nothing has happened
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How many steps run at once: `jobs` at most, and of those that expect `memory` bytes in all, unless it is None."""
+    """How many steps run at once.
+
+    Args:
+        jobs: at most so many.
+        memory: bytes that they may need in all; None: as much as they like.
+        left: bytes that the machine has for one more, now that others use it too; None if nothing limits it.
+    """
 
     jobs: Jobs
     memory: int | None = None
+    left: Callable[[], int | None] = lambda: None
 
 
-def run(
-    steps: Sequence[Step], limits: Limits, settings: Settings, *, staging: Path, on_done: Callable[[Ran], None]
-) -> Jobs:
+class Listener(Protocol):
+    """Who is told what happens, in the thread that runs the steps."""
+
+    def running(self, steps: Sequence[tuple[Step, float]]) -> None:
+        """These have run for so many seconds, longest first: whenever one begins, and every second."""
+
+    def done(self, ran: Ran) -> None:
+        """A step has succeeded."""
+
+    def killed(self, step: Step) -> None:
+        """The compiler of a step was killed, which is now expected to need more memory."""
+
+
+def run(steps: Sequence[Step], limits: Limits, settings: Settings, *, staging: Path, listener: Listener) -> Jobs:
     """Run every step: those that keep others waiting longest first.
 
     Args:
         staging: a private directory, for temporary files of compilers.
-        on_done: called after each step that succeeded, soon after it ended.
 
     Returns:
         How many ran at once in the end: fewer than at first after a compiler was killed.
@@ -59,7 +80,7 @@ def run(
         with storage_errors(temporary):
             make_directory(temporary)
         environ["TMPDIR"] = str(temporary)
-    running = _Run(steps, limits, environ, settings.workspace / "logs", on_done)
+    running = _Run(steps, limits, environ, settings.workspace / "logs", listener)
     running.all()
     return running.limits.jobs
 
@@ -83,12 +104,12 @@ class _Run:
         limits: Limits,
         environ: Mapping[str, str],
         logs: Path,
-        on_done: Callable[[Ran], None],
+        listener: Listener,
     ) -> None:
         self.limits = limits
         self.environ = environ
         self.logs = logs
-        self.on_done = on_done
+        self.listener = listener
         self.order = _order(steps)
         self.ready: list[tuple[float, int, Step]] = []
         self.waiting: dict[Path, list[Step]] = {}  # output of a step → those that need it
@@ -112,7 +133,9 @@ class _Run:
             while self.ready or self.running:
                 self._begin_what_may()
                 if self.running:
-                    for key, _ in self.selector.select():
+                    now = time.monotonic()
+                    self.listener.running([(begun.step, now - begun.since) for begun in self.running.values()])
+                    for key, _ in self.selector.select(_TICK):
                         assert isinstance(key.fileobj, Worker)
                         self._hear(key.fileobj)
                 elif self.failed is not None:
@@ -147,7 +170,11 @@ class _Run:
         """Whether there is memory for a step; one alone always runs."""
         if self.limits.memory is None or not self.running:
             return True
-        return sum(begun.step.memory for begun in self.running.values()) + step.memory <= self.limits.memory
+        expected = sum(begun.step.memory for begun in self.running.values()) + step.memory
+        if expected > self.limits.memory:
+            return False
+        left = self.limits.left()
+        return left is None or step.memory <= left
 
     def _give(self, step: Step) -> None:
         assert step.command is not None
@@ -197,7 +224,7 @@ class _Run:
         self._is_done(ran)
 
     def _is_done(self, ran: Ran) -> None:
-        self.on_done(ran)
+        self.listener.done(ran)
         for step in self.waiting.pop(ran.step.output, ()):
             self.lacking[step.name] -= 1
             if not self.lacking[step.name]:
@@ -211,7 +238,9 @@ class _Run:
             log.warning("%s; trying it again with jobs=%d", error.message, fewer)
             reason = f"halved, since a compiler was killed; before: {self.limits.jobs.reason}"
             self.limits = replace(self.limits, jobs=Jobs(fewer, reason))
-            self._make_ready(replace(step, memory=max(2 * step.memory, memory)))
+            step = replace(step, memory=max(2 * step.memory, memory))
+            self.listener.killed(step)
+            self._make_ready(step)
         elif self.failed is None:
             self.failed = error
             if self.running:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kartifacts.build import kept
-from kartifacts.build.compile import check_complete, compile_specs
+from kartifacts.build.compile import Progress, check_complete, compile_specs
 from kartifacts.build.elf import inspect
 from kartifacts.build.library import Library, open_library
 from kartifacts.config import Settings
@@ -62,8 +62,8 @@ def test_a_built_kernel_loads_and_is_what_its_record_says(settings: Settings, ma
 
 def test_the_report_adds_up(settings: Settings, demo: Library) -> None:
     specs, _ = demo.specs([], [CPU])
-    calls: list[tuple[int, int, str]] = []
-    build = compile_specs(specs, settings, progress=lambda *call: calls.append(call))
+    calls: list[Progress] = []
+    build = compile_specs(specs, settings, progress=calls.append)
     report = json.loads(json.dumps(build.report))
     assert (report["compiled"], report["linked"], report["kernels"], report["kernels_reused"]) == (3, 2, 2, 0)
     assert report["bytes"] == sum(kernel.path.stat().st_size for kernel in build.kernels)
@@ -72,8 +72,13 @@ def test_the_report_adds_up(settings: Settings, demo: Library) -> None:
     assert report["jobs_reason"]
     assert report["seconds"] > 0
     assert report["peak_memory"] > 1 << 20
-    assert [done for done, _, _ in calls] == [1, 2, 3, 4, 5]
-    assert {total for _, total, _ in calls} == {5}
+    assert sorted({call.done for call in calls}) == [0, 1, 2, 3, 4, 5]
+    assert [call.done for call in calls] == sorted(call.done for call in calls)
+    assert {call.total for call in calls} == {5}
+    assert calls[-1].memory == report["peak_memory"] == max(step["memory"] for step in report["steps"])
+    assert (len(report["steps"]), calls[-1].left) == (5, 0)
+    assert report["cpu_seconds"] == pytest.approx(sum(step["cpu_seconds"] for step in report["steps"]), abs=0.01)
+    assert 0 < report["efficiency"] <= 1
 
 
 def test_the_binding_is_compiled_once_for_all_specialisations(
@@ -470,7 +475,7 @@ def test_without_an_interpreter_to_start_the_error_names_it(
     settings: Settings, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("kartifacts.build.run.COMMANDS", (str(tmp_path / "python"), "-I"))
-    with pytest.raises(BuildError, match="a worker for compilers does not start: .*python") as caught:
+    with pytest.raises(BuildError, match=r"a worker for compilers does not start: .*python") as caught:
         compile_specs([make_spec()], settings)
     assert caught.value.command == f"{tmp_path}/python -I"
     assert nothing_was_kept(settings.workspace)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kartifacts.build import kept
+from kartifacts.build.compile import Progress
 from kartifacts.build.jit import build_one, explain_key, find_built
 from kartifacts.build.toolchains import find
 from kartifacts.config import Settings
@@ -290,7 +291,7 @@ def test_the_locks_of_a_workspace_on_a_network_file_system_are_this_nodes(
     monkeypatch.setattr(locking, "_NODE_LOCAL", (node,))
     seen: list[str] = []
 
-    def look(done: int, total: int, title: str) -> None:
+    def look(progress: Progress) -> None:
         seen.extend(path.name for path in node.rglob("*") if path.is_file())
 
     built = build_one(make_spec(), settings, progress=look)
@@ -500,7 +501,7 @@ def test_a_child_forked_during_a_build_does_not_keep_the_lock(settings: Settings
     over = FORK.Event()
     children: list[Any] = []
 
-    def fork(done: int, total: int, title: str) -> None:
+    def fork(progress: Progress) -> None:
         if not children:
             children.append(FORK.Process(target=over.wait))
             children[0].start()
