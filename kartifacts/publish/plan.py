@@ -232,13 +232,13 @@ def _corrected(build: Build) -> str:
         toolkit = build.toolkit if build.cuda else None
     except ValueError:  # a ConfigError is one too
         return ""
-    right = [
+    right = dict.fromkeys(
         nearest
         for arch in archs
         if (nearest := buildable(arch, toolkit) if toolkit and arch.kind == "cuda" else arch)
         and not (arch.kind == "cpu" and not arch.name.startswith(_MACHINES.get(build.machine, "")))
-    ]
-    return "" if right == archs else f"build {build.name!r} could list {listed(dict.fromkeys(right))}"
+    )
+    return f"build {build.name!r} could list {listed(right)}" if right and list(right) != archs else ""
 
 
 def listed(archs: Sequence[Arch] | dict[Arch, None]) -> str:

@@ -17,6 +17,7 @@ from kartifacts.model import arch as model
 from kartifacts.model.arch import (
     Arch,
     build_arch,
+    buildable,
     check_toolkit,
     gencode,
     parse_arch,
@@ -479,3 +480,30 @@ def test_without_limits_everything_is_kept_and_nothing_is_never_an_error_here() 
 def test_cpu_levels_have_a_lowest_one_too(least: str, kept: str) -> None:
     archs = parse_archs("cpu:x86-64 cpu:x86-64-v2 cpu:x86-64-v3 cpu:x86-64-v4 cpu:aarch64 9.0")
     assert supported(archs, min_arch=parse_arch(least))[0] == parse_archs(kept)
+
+
+@pytest.mark.parametrize(
+    ("asked", "toolkit", "nearest"),
+    [
+        ("9.0a", (13, 0), "9.0a"),
+        ("10.0f", (12, 8), "10.0a"),
+        ("10.0f+PTX", (12, 8), "10.0a+PTX"),
+        ("9.0a", (11, 8), "9.0"),
+        ("10.1f", (13, 0), "11.0f"),
+        ("7.0", (13, 0), None),
+        ("12.0", (12, 0), None),
+    ],
+)
+def test_what_comes_nearest_to_an_arch_that_a_toolkit_cannot_build(
+    asked: str, toolkit: tuple[int, int], nearest: str | None
+) -> None:
+    found = buildable(parse_arch(asked), toolkit)
+    assert found == (parse_arch(nearest) if nearest else None)
+    if found is not None:
+        check_toolkit(found, toolkit)
+
+
+def test_what_a_toolkit_can_build_is_nearest_to_itself() -> None:
+    for toolkit in ((11, 8), (12, 8), (12, 9), (13, 0), (13, 4)):
+        for arch in targets(toolkit):
+            assert buildable(arch, toolkit) == arch

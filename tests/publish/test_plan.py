@@ -86,6 +86,14 @@ def test_the_checked_in_plan_can_be_read() -> None:
         "",
         "schema = 1",
         'schema = 2\nlibrary = "a"\narchs = ["8.0"]',
+        'schema = 2\nlibrary = "a"',
+        'schema = 3\nlibrary = "a"\narchs = ["8.0"]',
+        'schema = 1\nlibrary = "a"\n[[build]]\nname = "b"\narchs = ["8.0"]',
+        'schema = 1\nlibrary = "a"\narchs = ["8.0"]\n[limits]\nglibx = "2.34"',
+        'schema = 1\nlibrary = "a"\narchs = ["8.0"]\n[limits]\nrelease_bytes = "2GB"',
+        'schema = 1\nlibrary = "a"\narchs = ["8.0"]\n[limits]\npack_bytes = 0',
+        'schema = 1\nlibrary = "a"\narchs = ["8.0"]\n[limits]\nglibc = "2."',
+        'schema = 1\nlibrary = "a"\narchs = ["native"]',
         'schema = 1\nlibrary = "A"\narchs = ["8.0"]',
         'schema = 1\nlibrary = "a"\narchs = []',
         'schema = 1\nlibrary = "a"\narchs = ["9.9z"]',
@@ -121,3 +129,108 @@ def test_the_schemas_describe_what_is_really_written(make_repository: Make, tmp_
         assert set(described["required"]) <= set(written) <= set(described["properties"])
     assert isinstance(release, Release)
     assert isinstance(bundle, BundleManifest)
+
+
+# -- builds ------------------------------------------------------------------------------------------------------------
+
+GOOD = {"name": "a", "machine": "x86_64", "cuda": "13.0", "archs": ["cpu:x86-64-v3", "9.0a", "10.0f"]}
+
+
+def written(path: Path, *builds: dict[str, Any]) -> Path:
+    text = 'schema = 2\nlibrary = "demo"\n'
+    for build in builds:
+        text += "[[build]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in build.items())
+    path.write_text(text)
+    return path
+
+
+def refused(path: Path, *builds: dict[str, Any]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        read_plan(written(path, *builds))
+    return caught.value
+
+
+def test_a_plan_may_have_one_arch_for_two_versions_of_cuda_and_two_machines(tmp_path: Path) -> None:
+    older = {**GOOD, "name": "older", "cuda": "12.9", "archs": ["9.0a", "10.0f"]}
+    far = {**GOOD, "name": "far", "machine": "aarch64", "archs": ["cpu:aarch64", "9.0a"]}
+    parts = [{**GOOD, "name": name, "archs": ["12.0f"], "ops": [name]} for name in ("norm", "activation")]
+    plan = read_plan(written(tmp_path / "plan.toml", GOOD, older, far, *parts))
+    assert [build.name for build in plan.builds] == ["a", "older", "far", "norm", "activation"]
+    assert plan.only(["far", "a"]).builds == [plan.find("far"), plan.find("a")]
+    with pytest.raises(ConfigError, match="has no build 'none'"):
+        plan.only(["none"])
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "better"),
+    [
+        ({"archs": ["7.5", "10.0f"], "cuda": "12.8"}, "10.0f cannot be built with CUDA 12.8", '"7.5", "10.0a"'),
+        ({"archs": ["12.1f", "8.0"], "cuda": "12.8"}, "12.1f cannot be built with CUDA 12.8", '"8.0"'),
+        ({"archs": ["7.0", "8.0"]}, "7.0 cannot be built with CUDA 13.0", '"8.0"'),
+        ({"archs": ["10.1a", "8.0"]}, "which renamed it to 11.0", '"11.0a", "8.0"'),
+        ({"archs": ["9.0a", "8.0"], "cuda": "11.8"}, "9.0a cannot be built with CUDA 11.8", '"9.0", "8.0"'),
+        ({"archs": ["10.3f+PTX"], "cuda": "12.8"}, "10.3f+PTX cannot be built with CUDA 12.8", ""),
+        ({"archs": ["9.0a", "8.0", "sm_90a"]}, "sm_90a is listed twice, also as 9.0a", '"9.0a", "8.0"'),
+        ({"archs": ["cpu:aarch64", "8.0"]}, "cpu:aarch64 is not an arch of x86_64 machines", '"8.0"'),
+        ({"archs": ["8.0"], "cuda": ""}, "8.0 needs CUDA, and the build names no version of it", ""),
+        ({"archs": ["9.9z"]}, "build 'a': unknown arch '9.9z'", ""),
+        ({"archs": ["native"]}, "'native' stands for this machine's devices", ""),
+        ({"archs": []}, "promises no archs", ""),
+        ({"machine": "sparc"}, "machine is 'sparc', expected x86_64 or aarch64", ""),
+        ({"machine": ""}, "machine is '', expected", ""),
+        ({"cuda": "13"}, "cuda is '13', expected a version such as 13.0", ""),
+        ({"shards": 0}, "shards is 0, expected 1 to 1000", ""),
+        ({"shards": 1001}, "shards is 1001, expected 1 to 1000", ""),
+        ({"name": "A/B"}, "bad build name 'A/B'", ""),
+        ({"builder": "../x"}, "bad builder name '../x'", ""),
+        ({"arch": ["8.0"]}, "is not a release plan: Object contains unknown field `arch`", ""),
+        ({"archs": "8.0"}, "is not a release plan: Expected `array`", ""),
+    ],
+)
+def test_a_build_that_cannot_be_is_refused_with_the_list_that_can(
+    change: dict[str, Any], says: str, better: str, tmp_path: Path
+) -> None:
+    error = refused(tmp_path / "plan.toml", {**GOOD, **change})
+    assert says in str(error)
+    assert error.hint == (f"build 'a' could list archs = [{better}]" if better else None)
+
+
+def test_a_corrected_list_is_one_that_is_taken(tmp_path: Path) -> None:
+    wrong = {**GOOD, "cuda": "12.8", "archs": ["7.5", "sm_75", "10.0f", "12.1a", "8.0+PTX", "cpu:aarch64", "9.0a"]}
+    error = refused(tmp_path / "plan.toml", wrong)
+    assert error.hint is not None
+    archs = json.loads(error.hint.partition("archs = ")[2])
+    assert archs == ["7.5", "10.0a", "8.0+PTX", "9.0a"]
+    assert read_plan(written(tmp_path / "plan.toml", {**wrong, "archs": archs})).builds[0].archs == archs
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "two builds are called 'a'"),
+        ({"name": "b"}, "builds 'a' and 'b' both make 9.0a with CUDA 13.0"),
+        ({"name": "b", "cuda": "12.9"}, "builds 'a' and 'b' both make cpu:x86-64-v3"),
+        ({"name": "b", "ops": ["norm"], "archs": ["9.0a"]}, "builds 'a' and 'b' both make 9.0a with CUDA 13.0"),
+    ],
+)
+def test_no_two_builds_make_the_same_kernel(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    assert says in refused(tmp_path / "plan.toml", GOOD, {**GOOD, **change}).message
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    bad = [{**GOOD, "name": "a", "archs": ["7.0"]}, {**GOOD, "name": "b", "archs": ["12.0f"], "cuda": "12.0"}]
+    error = refused(tmp_path / "plan.toml", *bad)
+    assert "7.0 cannot be built" in error.message
+    assert "12.0f cannot be built" in error.message
+
+
+def test_what_decides_which_kernels_are_made_decides_the_digest_and_nothing_else_does(tmp_path: Path) -> None:
+    base = read_plan(written(tmp_path / "plan.toml", GOOD))
+    for same in (
+        msgspec.structs.replace(base, limits={"glibc": "2.34"}),
+        msgspec.structs.replace(base, costs="costs.json", builders="elsewhere"),
+    ):
+        assert same.digest == base.digest
+    others = [{**GOOD, **change} for change in ({"shards": 2}, {"cuda": "12.9"}, {"ops": ["norm"]}, {"archs": ["8.0"]})]
+    digests = {read_plan(written(tmp_path / "plan.toml", build)).digest for build in others}
+    assert len(digests | {base.digest}) == 5
