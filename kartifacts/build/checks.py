@@ -26,7 +26,7 @@ from kartifacts.model.spec import Spec
 LIMITS = ("kernel_bytes", "local_bytes", "spill_bytes")  # of one kernel; the last two of one function of it
 _SHOWN = 5
 
-_KINDS = {".so": ("shared",), ".cubin": ("cubin", "fatbin"), ".hsaco": ("hsaco",)}
+_KINDS = {".so": "shared", ".cubin": "cubin", ".fatbin": "fatbin", ".hsaco": "hsaco"}
 _USUAL = re.compile(
     r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so(\.\d+)*|ld-linux[a-z0-9-]*\.so\.\d+|libc\.musl-\w+\.so\.\d+"
     r"|libtvm_ffi\.so"
@@ -45,7 +45,7 @@ class Promise:
     Args:
         arch: every image in it is for this, or its PTX where the arch asks for that too.
         exports: functions that others call: of a shared object by TVM-FFI, of an image by the driver.
-        suffix: ``.so``, ``.cubin`` or ``.hsaco``.
+        suffix: ``.so``, ``.cubin``, ``.fatbin`` or ``.hsaco``.
         libraries: those that it may need besides the usual, as named after -l; None: whichever it needs.
         private: directories of this machine, whose names its bytes must not hold.
     """
@@ -145,8 +145,8 @@ def faults(data: bytes, found: Inspection, promise: Promise) -> list[str]:
 
 
 def _wrong_kind(found: Inspection, promise: Promise) -> Iterator[str]:
-    if found.kind not in _KINDS[promise.suffix]:
-        yield f"is of the kind {found.kind!r}, expected {' or '.join(map(repr, _KINDS[promise.suffix]))}"
+    if found.kind != _KINDS[promise.suffix]:
+        yield f"is of the kind {found.kind!r}, expected {_KINDS[promise.suffix]!r}"
     machine = "x86_64" if promise.arch.name.startswith("x86-64") else promise.arch.name
     if promise.arch.kind == "cpu" and found.machine != machine:
         yield f"is code for {found.machine}, and not for {machine}"
