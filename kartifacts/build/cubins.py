@@ -1,13 +1,14 @@
 """GPU code in files: finds every image in an ELF file, and reads which arch it is for and what its functions take.
 
 A cubin states the base of its arch in its ELF header and the suffix only in notes.  Inside a shared object cubins and
-PTX lie in *fat binary* containers, one entry per image, whose header knows both even if the image is compressed; or one
-image of any kind lies in a section of its own (see `images`).
+PTX lie in *fat binary* containers, one entry per image, whose header knows both even if the image is compressed, in
+sections of their own or among constants; or one image of any kind lies in a section of its own (see `images`).
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ _ACCELERATOR_TARGET = b"\x02\x09\x01"  # in .nv.compat: the code is for exactly 
 
 _FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _FATBIN_MAGIC = 0xBA55ED50
+_CONSTANTS = (".rodata", ".lrodata")
+_CONTAINER = struct.pack("<IHH", _FATBIN_MAGIC, 1, 16)  # how one begins: version, size of its header
 _FATBIN_PTX, _FATBIN_ELF = 1, 2
 _FATBIN_ZSTD, _FATBIN_LZ4 = 0x8000, 0x2000
 _FATBIN_ARCH_SPECIFIC, _FATBIN_FAMILY = 0x100000, 0x200000
@@ -119,6 +122,8 @@ def images_in(data: memoryview, sections: list[Section]) -> Iterator[Image]:
             yield from _fatbin(section.data, room)
         elif section.name == IMAGE:
             yield image_of(section.data)
+        elif section.name in _CONSTANTS:
+            yield from _among_constants(section.data, room)
 
 
 def is_fatbin(data: memoryview) -> bool:
@@ -308,6 +313,19 @@ def _fatbin(data: memoryview, room: _Room) -> Iterator[Image]:
             raise Malformed(f"expected a fat binary at byte {offset} of its section, got {magic:#x}, {header}")
         yield from _container(cut(data, offset + header, size, "a fat binary"), room)
         offset += header + size
+
+
+def _among_constants(data: memoryview, room: _Room) -> Iterator[Image]:
+    """The images in containers that a compiler has put among other constants, as CuTe DSL does."""
+    constants, offset = bytes(data), -1
+    while (offset := constants.find(_CONTAINER, offset + 1)) >= 0:
+        try:
+            (size,) = unpack("Q", data, offset + 8)
+            found = list(_container(cut(data, offset + 16, size, "a fat binary"), room))
+        except Malformed:  # bytes that look like the start of one
+            continue
+        yield from found
+        offset += 15 + size
 
 
 def _container(data: memoryview, room: _Room) -> Iterator[Image]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kartifacts.build.cubins import AMDGPU, CUDA, Image, Usage, images_in, is_fatbin
-from kartifacts.build.images import attached
+from kartifacts.build.images import IMAGE, attached, noted_in
 from kartifacts.build.sections import (
     SHT_DYNAMIC,
     SHT_DYNSYM,
@@ -132,7 +132,7 @@ def _inspect(data: memoryview) -> Inspection:
         kind="shared" if kind == _SHARED_OBJECT else "other",
         machine=_MACHINES.get(machine, str(machine)),
         exports=tuple(sorted(linked.exports)),
-        needs={**linked.needs, **_driver(images, _toolkit(data))},
+        needs={**linked.needs, **_driver(images, _toolkit(data, sections))},
         needed=tuple(linked.needed),
         undefined=dict(sorted(linked.undefined.items())),
         run_path=linked.run_path,
@@ -267,14 +267,18 @@ def _version(name: str) -> tuple[str, tuple[int, ...]]:
 def _driver(images: Iterable[Image], toolkit: tuple[int, int] | None = None) -> dict[str, str]:
     """The driver that will do: code of CUDA 13.x runs with every driver from 13.0 on, PTX needs the same minor too."""
     images = list(images)
-    newest = max((image.cuda for image in images if image.cuda), default=toolkit)
+    newest = max([*(image.cuda for image in images if image.cuda), *([toolkit] if toolkit else [])], default=None)
     if newest is None:
         return {}
     return {"driver": f"{newest[0]}.{newest[1] if all(image.arch.ptx for image in images) else 0}"}
 
 
-def _toolkit(module: memoryview) -> tuple[int, int] | None:
-    """What the notes about an attached image say made it: cubins say so by themselves only since CUDA 13."""
-    found = attached(module)
-    release = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", found[1].get("toolkit", "")) if found else None
+def _toolkit(module: memoryview, sections: Iterable[Section]) -> tuple[int, int] | None:
+    """Of which release the image that is attached, or the CUDA runtime that is linked in, are said to be.
+
+    Cubins say so by themselves only since CUDA 13, and a runtime never does.
+    """
+    found = attached(module) if any(section.name == IMAGE for section in sections) else None
+    notes = noted_in(module) if found is None else found[1]
+    release = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", notes.get("toolkit", ""))
     return (int(release[1]), int(release[2])) if release else None

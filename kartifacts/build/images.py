@@ -59,8 +59,8 @@ def noted(image: bytes, notes: Mapping[str, str]) -> bytes:
         raise VerificationError(f"nothing can be noted in the image: {error}") from error
 
 
-def notes_of(image: bytes) -> dict[str, str]:
-    """The notes in an image; none if it has no such section.
+def noted_in(image: bytes | memoryview) -> dict[str, str]:
+    """The notes in an image, or in a file that was linked; none if it has no such section.
 
     Raises:
         VerificationError: it is no ELF file, or is damaged.

@@ -71,6 +71,12 @@ def worker(name: str) -> tuple[str, ...]:
     return (sys.executable, "-I", str(_WORKERS / name))
 
 
+def no_headers(directory: str, name: str) -> tuple[str, ...]:
+    """Such compilers look for none."""
+    del directory, name
+    return ()
+
+
 def imported(spec: Spec, own: Iterable[str]) -> str:
     """Name and version of every package that the sources of `spec` import, but for the compiler's `own` modules."""
     sources = [source for source in spec.sources if source.path.endswith(".py")]

@@ -1,11 +1,11 @@
 """What the workers of compilers for Python have in common: each job is done in a fork of a process that imported one.
 
     WORKER.py --site DIRECTORY --target TARGET --kernel JSON [--set NAME=VALUE] [--debug] [--lineinfo]
-              --depfile FILE --output FILE SOURCE
+              [--module DIRECTORY --made-of JSON --entry NAME] --depfile FILE --output FILE SOURCE
 
 So a compiler is imported once, however many kernels follow; no job sees what another one did; and one in which a
 compiler aborts is a job that failed.  The environment holds nothing of the user's that a compiler or a kernel could
-read, but for what is --set.
+read, but for what is --set.  With --module what is made is kept there too (see `modules`), and taken from there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import sysconfig
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from kartifacts.build.toolchains import worker
+    from kartifacts.build.toolchains import modules, worker
 else:
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import modules
     import worker
 
     del sys.path[0]  # files here are called like compilers
@@ -45,10 +46,29 @@ class Job(argparse.Namespace):
     set: list[str]
     debug: bool
     lineinfo: bool
+    module: str
+    made_of: str
+    entry: str
     depfile: str
     output: str
     source: str
     place: str  # a private directory, gone afterwards
+
+    @property
+    def kept_in(self) -> modules.Module | None:
+        return modules.Module(self.module, json.loads(self.made_of)) if self.module else None
+
+    @property
+    def asked(self) -> list[str]:
+        """What decides, beside the sources and the compiler, what comes out."""
+        flags = [f"--{name}" for name in ("debug", "lineinfo") if getattr(self, name)]
+        return [self.target, json.dumps(self.kernel, sort_keys=True), *self.set, *flags]
+
+    def write(self, content: bytes, read: list[str]) -> None:
+        with open(self.output, "wb") as file:
+            file.write(content)
+        with open(self.depfile, "w", encoding="utf-8", errors="surrogateescape") as rule:
+            rule.write(f"{_escaped(self.output)}: {' '.join(map(_escaped, read))}\n")
 
 
 class Mistake(Exception):
@@ -73,6 +93,10 @@ def serve(prepare: Callable[[], None], compiled: Callable[[Job, Any], bytes], pa
     def run(arguments: list[str]) -> str:
         nonlocal prepared
         job = _parsed(arguments)
+        kept_in = job.kept_in
+        if kept_in is not None and (found := kept_in.find(job.entry, job.asked)):
+            job.write(*found)
+            return ""
         if not prepared:
             if job.site not in sys.path:
                 sys.path.append(job.site)
@@ -90,6 +114,8 @@ def _parsed(arguments: list[str]) -> Job:
     parser.add_argument("--set", action="append", default=[])
     for name in ("debug", "lineinfo"):
         parser.add_argument(f"--{name}", action="store_true")
+    for name in ("module", "made-of", "entry"):
+        parser.add_argument(f"--{name}", default="")
     parser.add_argument("source")
     job = parser.parse_args(arguments, Job())
     job.kernel = json.loads(str(job.kernel))
@@ -120,12 +146,13 @@ def _do(job: Job, output: int, compiled: Callable[[Job, Any], bytes], packages: 
         os.dup2(output, 2)
         tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HOME"] = job.place
         os.environ.update((name, value) for name, _, value in (each.partition("=") for each in job.set))
-        before = set(sys.modules)
-        content = compiled(job, _function(job))
-        with open(job.output, "wb") as file:
-            file.write(content)
-        with open(job.depfile, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(_rule(job, before, packages))
+        function, imported = _function(job)
+        content = compiled(job, function)
+        read = _read(job, imported, packages)
+        kept_in = job.kept_in
+        if kept_in is not None and not any(map(os.path.isabs, read)):
+            kept_in.keep(job.entry, job.asked, content, read)
+        job.write(content, read)
         status = 0
     except BaseException as error:  # noqa: BLE001  a kernel may raise whatever it likes
         sys.stdout.flush()
@@ -139,17 +166,18 @@ def _do(job: Job, output: int, compiled: Callable[[Job, Any], bytes], packages: 
 # -- the source --------------------------------------------------------------------------------------------------------
 
 
-def _function(job: Job) -> Any:
-    """The function that the kernel is, of the source, which is imported from where it lies."""
+def _function(job: Job) -> tuple[Any, set[str]]:
+    """The function that the kernel is, of the source, which is imported from where it lies; and what came with it."""
     sys.dont_write_bytecode = True
     sys.path[:0] = [os.path.dirname(os.path.abspath(job.source)), os.path.abspath("include")]
+    before = set(sys.modules)
     spec = importlib.util.spec_from_file_location(_SOURCE, os.path.abspath(job.source))
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[_SOURCE] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     try:
-        return getattr(module, job.kernel["function"])
+        return getattr(module, job.kernel["function"]), set(sys.modules) - before
     except AttributeError:
         raise Mistake(f"{job.source}:1: error: it has no function {job.kernel['function']!r}") from None
 
@@ -170,23 +198,21 @@ def parameters(job: Job, names: list[str], optional: set[str]) -> None:
         raise Mistake(f"{job.source}:1: error: {'; '.join(said)}")
 
 
-def _rule(job: Job, before: set[str], packages: tuple[str, ...]) -> str:
-    """All that the job has read, as a rule of make: the source, and every module that came with it."""
+def _read(job: Job, imported: set[str], packages: tuple[str, ...]) -> list[str]:
+    """The files that the job has read: the source, what it took of its library, and what it imported from elsewhere."""
+    root = os.getcwd() + os.sep
     stdlib = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
     sites = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
-    names = [job.source, *_files(before, packages)]
-    read = [name for name in names if not name.startswith(stdlib) or name.startswith(sites)]
-    return f"{_escaped(job.output)}: {' '.join(map(_escaped, dict.fromkeys(read)))}\n"
-
-
-def _files(before: set[str], packages: tuple[str, ...]) -> Iterator[str]:
-    root = os.getcwd() + os.sep
+    read = {job.source: None}
     for name, module in list(sys.modules.items()):
-        if name in before or name == _SOURCE or name.partition(".")[0] in packages:
-            continue
         place = getattr(module, "__file__", None)
-        if isinstance(place, str):
-            yield os.path.abspath(place).removeprefix(root)
+        if not isinstance(place, str) or name == _SOURCE:
+            continue
+        path = os.path.abspath(place)
+        own = not path.startswith(stdlib) or path.startswith(sites)
+        if path.startswith(root) or (own and name in imported and name.partition(".")[0] not in packages):
+            read[path.removeprefix(root)] = None
+    return list(read)
 
 
 def _escaped(name: str) -> str:

@@ -110,7 +110,7 @@ class Triton(Toolchain):
             MEMORY,
             suffix=HSACO if spec.arch.kind == "hip" else CUBIN,
             worker=packages.worker("triton_worker.py"),
-            headers=_no_headers,
+            headers=packages.no_headers,
         )
         exported = f"-DKART_EXPORTED={spec.op.exports[0]}"
         return (image, *(_exporting(unit, exported) for unit in self.launchers.units(spec)))
@@ -124,7 +124,7 @@ class Triton(Toolchain):
     def notes(self, spec: Spec, image: Path) -> dict[str, str]:
         """What Triton alone knows stands in the image itself."""
         try:
-            noted = images.notes_of(read_regular(image, MAX_IMAGE))
+            noted = images.noted_in(read_regular(image, MAX_IMAGE))
         except (OSError, VerificationError) as error:
             raise StoreError(f"cannot read the image of {spec.uri} for {spec.arch}: {error}") from error
         release = self.facts.get("ptxas" if spec.arch.major < 9 else "ptxas-blackwell", "")
@@ -137,11 +137,6 @@ class Triton(Toolchain):
 
 def _exporting(unit: Unit, flag: str) -> Unit:
     return replace(unit, flags=(*unit.flags, flag)) if unit.source.endswith(LAUNCHER) else unit
-
-
-def _no_headers(directory: str, name: str) -> tuple[str, ...]:
-    del directory, name
-    return ()
 
 
 def _unfit(arch: Arch) -> tuple[str, str] | None:
