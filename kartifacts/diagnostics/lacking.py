@@ -102,6 +102,10 @@ def _can_make(build: Build, one: Missed) -> bool:
         except ConfigError:
             return False
         return True
+    return _has_kind(build, one)
+
+
+def _has_kind(build: Build, one: Missed) -> bool:
     return any(arch.kind == one.arch.kind for arch in build.parsed)
 
 
@@ -115,9 +119,9 @@ def _names(build: Build, one: Missed) -> bool:
 
 
 def _homes(makers: Sequence[Entry], one: Missed) -> list[Entry]:
-    """Of the builds that can make it one for each machine and CUDA: that which makes the op already, if one does."""
+    """Of the builds that can make it one for each machine and CUDA: the one that makes the most of its kind already."""
     homes: dict[tuple[str, str], Entry] = {}
-    for entry in sorted(makers, key=lambda entry: not _names(entry.build, one)):
+    for entry in sorted(makers, key=lambda entry: (not _has_kind(entry.build, one), not _names(entry.build, one))):
         homes.setdefault((entry.build.machine, entry.build.cuda if one.arch.kind == "cuda" else ""), entry)
     return list(homes.values())
 
