@@ -1,4 +1,4 @@
-"""What ci/gpu does: fetches published kernels, checks and times them on this GPU, compiles one here, prints a table."""
+"""What ci/gpu does: fetches published kernels, checks and times them on this GPU, compiles others, prints a table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent.parent
 SETTINGS = "KARTIFACTS_"
 ROWS, HIDDEN, GATED = 32768, 4096, (16384, 14336)
+ROPE = (32768, 32, 8, 128)  # tokens, heads of queries and of keys, elements of a head
 MEMORY = 4 << 30  # bytes over which each timing rotates, so that nothing is found in a cache
 
 
@@ -41,8 +43,11 @@ def main(repository: Path, lock: Path, commit: str) -> None:
         subprocess.run(tests, cwd=HERE, env=published, check=True)
         timed = step("times", published)
     with tempfile.TemporaryDirectory() as scratch:
-        compiled = step("jit", environment(Path(scratch), JIT="always"))
-    print_table([Line(*line) for line in timed["lines"]], compiled, timed["call"], commit)
+        compiled = step("jit", without_tools(environment(Path(scratch), JIT="always", CUDA_COMPILER="nvrtc")))
+    with tempfile.TemporaryDirectory() as scratch:
+        launched = step("forms", environment(Path(scratch), JIT="always"), scratch)
+    print_table([Line(*line) for line in timed["lines"]], commit)
+    print_facts(compiled, {**launched, "ops.rmsnorm": timed["call"]})
 
 
 # -- steps, each a process of its own, since settings are read once ----------------------------------------------------
@@ -54,12 +59,20 @@ def environment(scratch: Path, **settings: str) -> dict[str, str]:
     return {**kept, **{SETTINGS + name: value for name, value in own.items()}}
 
 
-def step(name: str, env: dict[str, str]) -> Any:
+def without_tools(env: dict[str, str]) -> dict[str, str]:
+    """No program can be found, and kartifacts is the installed one where there is one, which brings its launchers."""
+    places = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if Path(place) != HERE]
+    installed = any(Path(place, "kartifacts/_kernels").is_dir() for place in places)
+    if not installed:
+        return env
+    return {**env, "PYTHONPATH": os.pathsep.join(places), "PATH": ""}
+
+
+def step(name: str, env: dict[str, str], *arguments: str) -> Any:
     """Run one of STEPS in a new process; gives what it returned."""
-    done = subprocess.run(
-        [sys.executable, __file__, f"--{name}"], cwd=HERE, env=env, check=True, stdout=subprocess.PIPE, text=True
-    )
-    return json.loads(done.stdout)
+    command = [sys.executable, __file__, f"--{name}", *arguments]
+    done = subprocess.run(command, cwd=HERE / "ci", env=env, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @contextmanager
@@ -78,7 +91,7 @@ def fetch() -> Any:
 
 
 def jit() -> Any:
-    """Compile one kernel on this machine and compare it with the reference."""
+    """Compile two kernels on this machine, and compare them with the reference."""
     import numpy as np
     import torch
 
@@ -88,16 +101,58 @@ def jit() -> Any:
     sys.path.insert(0, str(HERE / "kernels/norm"))
     from reference import rmsnorm  # type: ignore[import-not-found]
 
-    x = torch.randn(64, 4097, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(4097, device="cuda", dtype=torch.bfloat16)
-    out = torch.full_like(x, float("nan"))
-    start = time.monotonic()
-    kernel = kartifacts.load("norm/rmsnorm", device="cuda", dtype="bfloat16")
-    seconds = time.monotonic() - start
-    ops.rmsnorm(x, weight, out=out)
-    expected = rmsnorm(x.double().cpu().numpy(), weight.double().cpu().numpy(), 1e-6)
-    np.testing.assert_allclose(out.double().cpu().numpy(), expected, rtol=4e-3, atol=1e-5)
-    return {"seconds": seconds, "origin": kernel.origin, "arch": str(kernel.arch)}
+    seconds = []
+    for dtype in ("bfloat16", "float16"):
+        x = torch.randn(64, 4097, device="cuda", dtype=getattr(torch, dtype))
+        weight = torch.randn(4097, device="cuda", dtype=x.dtype)
+        out = torch.full_like(x, float("nan"))
+        start = time.monotonic()
+        kernel = kartifacts.load("norm/rmsnorm", device="cuda", dtype=dtype)
+        seconds.append(time.monotonic() - start)
+        ops.rmsnorm(x, weight, out=out)
+        expected = rmsnorm(x.double().cpu().numpy(), weight.double().cpu().numpy(), 1e-6)
+        np.testing.assert_allclose(out.double().cpu().numpy(), expected, rtol=4e-3, atol=1e-5)
+    return {
+        "seconds": seconds,
+        "origin": kernel.origin,
+        "arch": str(kernel.arch),
+        "from": "a checkout" if Path(kartifacts.__file__).is_relative_to(HERE) else "the installed wheel",
+        "path": os.environ.get("PATH", ""),
+    }
+
+
+# -- launching ---------------------------------------------------------------------------------------------------------
+
+
+def forms(scratch: str) -> Any:
+    """What a launch costs the host, through an attached image and through the CUDA runtime that an object holds."""
+    import torch
+
+    import kartifacts
+
+    sys.path.insert(0, str(HERE))
+    from tests.cli.test_guide import link_objects, write_library
+
+    calls: dict[str, Callable[[], Any]] = {}
+    x, out = torch.ones(1, 64, device="cuda"), torch.empty(1, 64, device="cuda")
+    for form in ("image", "object"):
+        library = Path(scratch, form)
+        write_library(library)
+        if form == "object":
+            link_objects(library)
+        scale = kartifacts.Registry(libraries=[library]).load("scale/scale", device="cuda", dtype="float32").scale
+        scale(x, 1.5, out)
+        torch.testing.assert_close(out, 1.5 * x)
+        calls[form] = lambda scale=scale: scale(x, 1.5, out)
+    seconds: dict[str, list[float]] = {}
+    for _ in range(15):
+        for form, call in calls.items():
+            seconds.setdefault(form, []).append(host_seconds(call, 800))
+            torch.cuda.synchronize()
+            with ThreadPool(1) as elsewhere:  # where no context is current, until the CUDA runtime makes one so
+                seconds.setdefault(f"{form}, in a thread of its own", []).append(elsewhere.apply(queue, (call, 800)))
+            torch.cuda.synchronize()
+    return {form: min(taken) for form, taken in seconds.items()}
 
 
 # -- times -------------------------------------------------------------------------------------------------------------
@@ -113,7 +168,7 @@ def times() -> Any:
 
     x, weight = normal(1, HIDDEN), normal(HIDDEN)
     return {
-        "lines": norm_times(normal) + gated_times(normal),
+        "lines": norm_times(normal) + gated_times(normal) + rope_times(normal),
         "call": host_seconds(lambda: ops.rmsnorm(x, weight, out=x)),
     }
 
@@ -187,6 +242,37 @@ def gated_times(normal: Callable[..., Any]) -> list[Line]:
     ]
 
 
+def rope_times(normal: Callable[..., Any]) -> list[Line]:
+    import torch
+
+    from kartifacts import ops
+
+    tokens, q_heads, k_heads, head_dim = ROPE
+    size = tokens * (q_heads + k_heads) * head_dim * 2
+    heads = [(normal(tokens, q_heads, head_dim), normal(tokens, k_heads, head_dim)) for _ in range(MEMORY // size)]
+    positions = torch.arange(tokens, device="cuda")
+    angles = torch.outer(positions.float(), 10000.0 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim))
+    cache = torch.cat((angles.cos(), angles.sin()), -1)
+
+    def torch_rope(*given: Any) -> None:
+        cos, sin = cache[positions][:, None].to(torch.bfloat16).chunk(2, -1)
+        for x in given:
+            a, b = x.chunk(2, -1)
+            x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
+
+    shape = f"{tokens} × {q_heads} + {k_heads} × {head_dim}"
+    return [
+        Line(
+            f"apply_rope, {style}",
+            shape,
+            median_seconds(lambda q, k, style=style: ops.apply_rope(q, k, positions, cache, style), heads),
+            2 * size + positions.nbytes + cache.nbytes,
+            median_seconds(torch_rope, heads) if style == "neox" else None,
+        )
+        for style in ("neox", "interleaved")
+    ]
+
+
 def median_seconds(call: Callable[..., Any], sets: list[tuple[Any, ...]], repeats: int = 60) -> float:
     """The median of what the device took, each time with the next of `sets` as arguments."""
     import torch
@@ -210,6 +296,10 @@ def host_seconds(call: Callable[[], Any], repeats: int = 2000) -> float:
     for _ in range(100):
         call()
     torch.cuda.synchronize()
+    return queue(call, repeats)
+
+
+def queue(call: Callable[[], Any], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -219,20 +309,26 @@ def host_seconds(call: Callable[[], Any], repeats: int = 2000) -> float:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def print_table(lines: list[Line], compiled: dict[str, Any], call: float, commit: str) -> None:
+def print_table(lines: list[Line], commit: str) -> None:
     copy = max(line.bytes / line.seconds for line in lines if line.what.startswith("copy"))
-    print("\n| bfloat16 | shape | µs | TB/s | of copy | torch µs | torch / ours |")
+    print(f"\n{facts()}, commit {commit}.  All kernels agree with the float64 reference.\n")
+    print("| bfloat16 | shape | µs | TB/s | of copy | torch µs | torch / ours |")
     print("| --- | --- | --: | --: | --: | --: | --: |")
     for line in lines:
         speed = line.bytes / line.seconds
         torch = f"{line.torch * 1e6:.1f} | {line.torch / line.seconds:.2f}" if line.torch else " | "
         row = f"{line.seconds * 1e6:.1f} | {speed / 1e12:.2f} | {speed / copy:.1%} | {torch}"
         print(f"| {line.what} | {line.shape} | {row} |")
+
+
+def print_facts(compiled: dict[str, Any], launched: dict[str, float]) -> None:
+    first, second = compiled["seconds"]
     print(
-        f"\nAll kernels agree with the float64 reference.  rmsnorm compiled there with nvcc for {compiled['arch']} "
-        f"({compiled['origin']}) in {compiled['seconds']:.2f} s agrees too.  "
-        f"The host queues a call in {call * 1e6:.1f} µs.  {facts()}, commit {commit}."
+        f"\nrmsnorm compiled there for {compiled['arch']} by NVRTC ({compiled['origin']}) from {compiled['from']}, "
+        f"PATH={compiled['path']!r}, agrees too: {first:.2f} s, and {second:.2f} s for another element type."
     )
+    for what, seconds in launched.items():
+        print(f"a call of {what}: {seconds * 1e9:.0f} ns of the host")
 
 
 def facts() -> str:
@@ -246,10 +342,10 @@ def facts() -> str:
     return f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}, {name}, driver {driver}"
 
 
-STEPS = {"--fetch": fetch, "--times": times, "--jit": jit}
+STEPS: dict[str, Callable[..., Any]] = {"--fetch": fetch, "--times": times, "--jit": jit, "--forms": forms}
 
 if __name__ == "__main__":
     if sys.argv[1] in STEPS:
-        print(json.dumps(STEPS[sys.argv[1]]()))
+        print(json.dumps(STEPS[sys.argv[1]](*sys.argv[2:])))
     else:
         main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "unknown")
