@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kartifacts.build import imports
-from kartifacts.build.stamps import homes, is_file
+from kartifacts.build.stamps import homes, is_file, is_settled, stamp_of
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest, sha256
@@ -101,6 +101,18 @@ def hangs_on(root: Path, sources: Iterable[Source], missed: Iterable[str]) -> se
     """Every file and directory of which one changes if `reached` would find something else than `sources`."""
     places = _places(root)
     return {*(str(_place(places, source.path)) for source in sources), *homes(missed)}
+
+
+def changed(root: Path, sources: Iterable[Source], *, since: int) -> str | None:
+    """The first of `sources` that does not hold any more what it held at `since`, in nanoseconds; None if all do."""
+    for source in sources:
+        place = place_of(root, source.path)
+        try:
+            if not is_settled(stamp_of(str(place)), since) and sha256(read_regular(place, MAX_SOURCE)) != source.sha256:
+                return source.path
+        except OSError:
+            return source.path
+    return None
 
 
 def place_of(root: Path, path: str) -> Path:

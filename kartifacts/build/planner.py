@@ -8,6 +8,7 @@ What lies among the kept objects and still holds is not made again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class _Object:
     output: Path
     root: str
     unit: Unit
-    reached: frozenset[str]
+    reached: tuple[Source, ...]
     depfile: Path
 
 
@@ -73,6 +74,7 @@ class Plan:
         self.place = settings.workspace
         self.costs = costs
         self.staging = staging
+        self.began = time.time_ns()  # before any source is read for it
         self.steps: list[Step] = []
         self.compiled: set[str] = set()  # names of steps
         self.linked: set[str] = set()
@@ -172,8 +174,7 @@ class Plan:
             return name
         output = self.staging / "objects" / f"{name}{unit.suffix}"
         depfile = output.with_suffix(".d")
-        paths = frozenset(source.path for source in reached)
-        self._objects[name] = _Object(output, spec.root, unit, paths, depfile)
+        self._objects[name] = _Object(output, spec.root, unit, reached, depfile)
         self.compiled.add(name)
         shared = unit.source in spec.device.host_sources
         title = f"compiling {unit.source}" + ("" if shared else f" of {spec.uri} for {spec.arch}")
@@ -230,6 +231,8 @@ class Plan:
             )
         if step.name in self._objects:
             made = self._objects[step.name]
+            if changed := closure.changed(Path(made.root), made.reached, since=self.began):
+                raise BuildError(f"{step.title}: {changed} has changed while it was compiled", hint="run it again")
             self._kept[step.name] = objects.keep(
                 self.place,
                 step.name,
@@ -315,9 +318,10 @@ def _outside(made: _Object, step: Step) -> list[str]:
         read = outside.read_depfile(made.depfile)
     except BuildError as error:
         raise BuildError(f"{step.title}: {error.message}", command=step.shell) from error
+    reached = {source.path for source in made.reached}
     for name in read:
         path = closure.relative(Path(made.root), name)
-        if path is not None and path not in made.reached:
+        if path is not None and path not in reached:
             raise BuildError(
                 f"{step.title}: the compiler read {path!r}, which the op's identity does not cover",
                 command=step.shell,
