@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kartifacts.cli.flows import packing, planned
+from kartifacts.cli.flows.building import build_line, ended_by_signals
 from kartifacts.cli.flows.shared import Report, bar, native
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError, NoCompiler, Refusal
@@ -117,10 +118,8 @@ def run_compilers(specs: Sequence[Spec], settings: Settings, on_kernel: OnKernel
     from kartifacts.build.compile import compile_specs
 
     try:
-        with bar(settings, f"building {len(specs)} kernels", "step") as progress:
-            return compile_specs(
-                specs, settings, progress=lambda now: progress(now.done, now.total), on_kernel=on_kernel
-            )
+        with ended_by_signals(), build_line(settings, len(specs)) as progress:
+            return compile_specs(specs, settings, progress=progress, on_kernel=on_kernel)
     except BuildError as error:
         if not isinstance(error, NoCompiler):
             error.refusals = _unbuilt(specs, settings)

@@ -21,13 +21,17 @@ def native(text: str) -> tuple[Arch, ...]:
     return (host.cpu(),)
 
 
+def hidden(settings: Settings) -> bool | None:
+    """Whether progress is not shown; None: only where standard error is no terminal."""
+    return {"on": False, "off": True}.get(settings.progress)
+
+
 @contextmanager
 def bar(settings: Settings, title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar that is told what is done and how much there is in all."""
     from tqdm import tqdm
 
-    hidden = {"on": False, "off": True}.get(settings.progress)  # None: tqdm hides it where stderr is no terminal
-    with tqdm(desc=title, unit=unit, unit_scale=unit == "B", disable=hidden, leave=False) as bar:
+    with tqdm(desc=title, unit=unit, unit_scale=unit == "B", disable=hidden(settings), leave=False) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
