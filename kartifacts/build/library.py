@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kartifacts.build.closure import INCLUDE, SHARED, inside, own_root, shared_i
 from kartifacts.build.declared import DECLARATION, declared, read_family
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.files.installed import declares
-from kartifacts.model.arch import Arch, parse_arch, supported
+from kartifacts.model.arch import Arch, build_arch, parse_arch, supported
 from kartifacts.model.layout import check_name
 from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes, combinations
 
@@ -91,6 +92,14 @@ class Library:
         family, decl = self.find(op)
         pairs = check_axes(family, decl, dict(axes))
         return self._spec(family, decl, pairs, arch)
+
+    def build_arch(self, op: str, device: Arch) -> Arch:
+        """What to compile of an op for a device: the arch of `model.arch.build_arch`, as the op's toolchain has it."""
+        _, decl = self.find(op)
+        arch = build_arch(device)
+        declared = decl.device.get(arch.kind)
+        family = declared is not None and declared.toolchain == "triton" and arch.suffix == "f"
+        return replace(arch, suffix="a") if family else arch
 
     def specs(self, ops: Iterable[str], archs: Sequence[Arch]) -> tuple[list[Spec], list[Refusal]]:
         """Every specialisation of `ops` (all, if none are named) for every arch that each op supports.

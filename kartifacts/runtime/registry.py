@@ -164,7 +164,7 @@ class Registry:
         from kartifacts.runtime.resolve import Request
 
         refusals = self._without_pins()
-        spec = library.spec(op, axes, host.build_arch(device))
+        spec = library.spec(op, axes, library.build_arch(op, device))
         request = Request(spec.library, spec.uri, spec.family, device, spec.op_digest, os.uname().machine)
         for bundle, entry in self._fitting(request, refusals, [], remote=False):
             path = self._here.store.find(entry.digest, entry.size, entry.suffix)
@@ -233,7 +233,7 @@ class Registry:
             raise ConfigError(
                 f"{family}/{decl.name} is declared for {', '.join(sorted(decl.device))}; {device!r} is {arch}"
             )
-        spec = library.spec(op, axes, host.build_arch(arch))
+        spec = library.spec(op, axes, library.build_arch(op, arch))
         named = library not in self.libraries.explicit or spec.library in {pin.library for pin in self.lock.releases}
         owner = spec.library if named else None
         return spec, Request(owner, spec.uri, family, arch, spec.op_digest, os.uname().machine)
