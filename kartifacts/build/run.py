@@ -91,8 +91,8 @@ class _Begun:
     at: int  # nanoseconds since the epoch
     since: float
 
-    def ran(self, cpu: float, memory: int, text: str) -> Ran:
-        return Ran(self.step, self.at, cpu, time.monotonic() - self.since, memory, text)
+    def ran(self, answer: Answer) -> Ran:
+        return Ran(self.step, self.at, answer.cpu, answer.seconds, answer.memory, answer.text)
 
 
 class _Run:
@@ -194,7 +194,8 @@ class _Run:
         assert step.action is not None
         _make_room(step)
         step.action()
-        self._is_done(begun.ran(time.process_time() - cpu, 0, ""))
+        seconds, cpu = time.monotonic() - begun.since, time.process_time() - cpu
+        self._is_done(begun.ran(Answer(0, "", seconds, cpu, 0)))
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -217,7 +218,7 @@ class _Run:
             self._has_failed(begun.step, answer.status, answer.text, answer.memory)
 
     def _has_ended(self, begun: _Begun, answer: Answer) -> None:
-        ran = begun.ran(answer.cpu, answer.memory, answer.text)
+        ran = begun.ran(answer)
         self._begin_what_may()  # before we are busy with what was made
         if answer.text.strip():
             log.debug("%s says: %s", begun.step.title, keep_log(begun.step, answer.text, self.logs, "succeeded"))

@@ -29,6 +29,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     text: str
+    seconds: float
     cpu: float
     memory: int
 

@@ -34,7 +34,7 @@ Choice = Plain | dict[str, dict[str, Plain]]
 
 
 class KernelDecl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel that is written in Python: its function, and what that is specialised to (see `build.python_kernels`)."""
+    """A kernel written in Python: its function, and what that is specialised to (see `build.python_kernels`)."""
 
     function: str
     arguments: dict[str, str]  # parameter → its type, in which a name of an axis stands for its value

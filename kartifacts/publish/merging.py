@@ -23,8 +23,8 @@ class Gathered(NamedTuple):
     shards: Sequence[Shard]
 
 
-def gather(bucket: Bucket, plan: Plan, promises: Promises | None = None) -> Gathered:
-    """The shards in a bucket that make up what a plan promises.
+def gather(bucket: Bucket, plan: Plan, promises: Promises | None = None, builds: Sequence[str] = ()) -> Gathered:
+    """The shards in a bucket that make up what a plan promises, or these builds of it.
 
     Args:
         promises: of the sources that are installed here; None: those that the shards of this plan name.
@@ -37,14 +37,15 @@ def gather(bucket: Bucket, plan: Plan, promises: Promises | None = None) -> Gath
     wanted = promises.digest if promises is not None else _only_run(bucket, plan, there)
     shards: list[Shard] = []
     faults: list[str] = []
-    for build in plan.builds:
+    chosen = plan.only(builds).builds
+    for build in chosen:
         found, wrong = _shards_of(bucket, build, wanted, there)
         shards += found
         faults += wrong
     if not faults and promises is None:
         promises = read_all_promises(bucket, wanted)
         check_same(promises, plan)
-    for build in plan.builds:
+    for build in chosen:
         mine = [shard for shard in shards if shard.build == build.name]
         faults += _differences(mine)
         if promises is not None and not faults:
@@ -54,7 +55,7 @@ def gather(bucket: Bucket, plan: Plan, promises: Promises | None = None) -> Gath
         more = f"\n  and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise VerificationError(f"the shards in {bucket.name} do not make up the release:{shown}{more}")
     assert promises is not None
-    return Gathered(promises, shards)
+    return Gathered(promises.only([build.name for build in chosen]), shards)
 
 
 def _listed(bucket: Bucket) -> list[Place] | None:

@@ -301,7 +301,7 @@ def test_a_real_toolkit_builds_in_every_layout(
     root.mkdir()
     prefix = f"{TARGET}/" if layout == "conda" else ""
     shutil.copytree(real_toolkit / "bin", root / "bin", symlinks=True)
-    runtime, header = nvcc._runtime(real_toolkit)
+    runtime, header = nvcc.runtime_of(real_toolkit)
     for name, target in (
         ("nvvm", real_toolkit / "nvvm"),
         (f"{prefix}include", header.parent),

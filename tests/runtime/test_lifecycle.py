@@ -15,7 +15,9 @@ import pytest
 
 import kartifacts
 from kartifacts.build import jit
+from kartifacts.build.elf import inspect
 from kartifacts.build.library import open_library
+from kartifacts.cli.flows import shared
 from kartifacts.errors import (
     AbiMismatch,
     ArtifactUnavailable,
@@ -160,6 +162,30 @@ def test_what_it_is_called_by_is_public(machine: Machine, tiny: Path, monkeypatc
     assert kartifacts.build_and_load is build_and_load
     kernel = kartifacts.build_and_load(spec_of(tiny))
     assert kernel.path.is_relative_to(machine.workspace)
+
+
+@pytest.mark.parametrize("here", [(0, 2), (1, 0), None])
+def test_environments_that_share_a_workspace_take_no_kernel_of_another_abi(
+    machine: Machine, tiny: Path, here: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.registry(libraries=[tiny]).load(**ANSWER)
+    monkeypatch.setattr(host, "tvm_ffi", lambda: here)
+    with pytest.raises(MissingKernel, match=r"built here before: needs tvm_ffi \d+\.\d+.*here"):
+        machine.registry(libraries=[tiny], jit="never").load(**ANSWER)
+
+
+@pytest.mark.nvcc
+@pytest.mark.usefixtures("toolkit")
+def test_each_of_two_different_gpus_gets_a_kernel_compiled_for_it(machine: Machine, gpus: Callable[..., None]) -> None:
+    gpus("8.9", "8.6")
+    assert [str(arch) for arch in shared.native("native")[:2]] == ["8.9", "8.6"]
+    registry = machine.registry()
+    archs = {}
+    for device in ("cuda:1", "cuda:0", "cuda"):
+        kernel = registry.load("norm/rmsnorm", device=device, dtype="float32")
+        assert {str(arch) for arch in inspect(kernel.path).archs} == {str(kernel.arch)}
+        archs[device] = str(kernel.arch)
+    assert archs == {"cuda:1": "8.6", "cuda:0": "8.9", "cuda": "8.9"}
 
 
 # -- what was kept and is of no use ------------------------------------------------------------------------------------

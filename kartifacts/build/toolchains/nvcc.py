@@ -280,7 +280,7 @@ def _examine(settings: Settings, root: Path) -> tuple[probe.Facts, list[Path]]:
                 f"its parts do not belong together: nvcc is of CUDA {version}, {name} of {other[1]}; "
                 "install all parts of one release"
             )
-    runtime, header = _runtime(root)
+    runtime, header = runtime_of(root)
     facts = {
         "release": release,
         "version": version,
@@ -307,7 +307,7 @@ def _banner_inside(tool: Path) -> tuple[str, str]:
         return _banner(content[start : start + 200], tool)
 
 
-def _runtime(root: Path) -> tuple[Path, Path]:
+def runtime_of(root: Path) -> tuple[Path, Path]:
     """The static CUDA runtime and the header that states its version, in any of the layouts in use."""
     libraries = [root / "lib64", root / "lib", target(root) / "lib"]
     headers = [root / "include", target(root) / "include"]

@@ -4,7 +4,7 @@
     python -I -S WORKER.py                a job for each line of standard input, an answer for each:
 
         {"arguments": ["..."], "cwd": "/library"}
-        {"status": 0, "text": "what the compiler said", "cpu": 0.025, "memory": 41943040}
+        {"status": 0, "text": "what the compiler said", "seconds": 0.03, "cpu": 0.025, "memory": 41943040}
 
 Who starts one makes it the leader of a session: when nobody can read the answers any more, since whoever asked was
 killed, the worker ends with all that it has started.  By itself this file is the worker whose jobs are command lines;
@@ -126,7 +126,7 @@ def _answer(run: Callable[[list[str]], str], job: dict[str, object]) -> dict[str
     global _spent
     _spent = 0
     _forget_peak()
-    before = _cpu()
+    since, before = time.monotonic(), _cpu()
     try:
         os.chdir(str(job["cwd"]))
     except OSError as error:
@@ -135,8 +135,8 @@ def _answer(run: Callable[[list[str]], str], job: dict[str, object]) -> dict[str
         arguments = job["arguments"]
         assert isinstance(arguments, list)
         status, text = _done(run, arguments)
-    cpu = round(_cpu() - before, 6)
-    return {"status": status, "text": text, "cpu": cpu, "memory": max(_spent, _peak())}
+    seconds, cpu = round(time.monotonic() - since, 6), round(_cpu() - before, 6)
+    return {"status": status, "text": text, "seconds": seconds, "cpu": cpu, "memory": max(_spent, _peak())}
 
 
 def _cpu() -> float:

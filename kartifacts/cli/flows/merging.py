@@ -34,11 +34,12 @@ def merge(
 ) -> Report:
     """Make a release of the parts that were handed in at `source`, as if it had been built here at once."""
     start = time.monotonic()
-    chosen, promises = planned.promised(plan, builds)
+    asked, promises = planned.promised(plan)
+    chosen = asked.only(builds)
     of = packing.Release(out, chosen.library, version and check_name(version, "version"), lock, since, chosen)
     of.check()
     bucket = sharding.open_at(source, settings)
-    gathered = gather(bucket, chosen, promises)
+    gathered = gather(bucket, asked, promises, builds)
     of = replace(of, version=version or gathered.promises.library_version, promises=gathered.promises)
     with _brought(bucket, gathered.shards, settings) as paths:
         parts = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,9 +134,17 @@ def release(parts: Sequence[Part], of: Release, settings: Settings) -> dict[str,
             for kernel in part.kernels
         ],
         "bundles": [described(bundle) for bundle in bundles],
+        "packed_bytes": sum({layer.digest: layer.size for layer in _layers(of.out, bundles)}.values()),
         "release": made.digest,
         "pin": pinned(of.out, of.library, of.version, of.lock),
     }
+
+
+def _layers(out: Path, bundles: Sequence[Descriptor]) -> Iterator[Descriptor]:
+    from kartifacts.publish.repository import Repository
+
+    for bundle in bundles:
+        yield from Repository(out).bundle(bundle).layers
 
 
 def check_since(since: Path | None, library: str) -> None:

@@ -83,14 +83,14 @@ def work_of(path: Path, builds: Sequence[str] = ()) -> Work:
     return Work(plan, path, library, version, specs, skipped, promises)
 
 
-def promised(path: Path, builds: Sequence[str] = ()) -> tuple[Plan, Promises | None]:
+def promised(path: Path) -> tuple[Plan, Promises | None]:
     """A plan, and what it promises; None where the library is not installed, so that only others can say."""
     from kartifacts.build.library import discover
 
-    plan = read_plan(path).only(builds)
+    plan = read_plan(path)
     if not any(library.name == plan.library for library in discover()):
         return plan, None
-    return plan, work_of(path).promises.only([build.name for build in plan.builds])
+    return plan, work_of(path).promises
 
 
 def op_names(ops: str, known: Sequence[str]) -> list[str]:

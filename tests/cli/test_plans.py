@@ -1,0 +1,424 @@
+"""A plan is built by several machines that meet in a bucket, and comes out as if one machine had built it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kartifacts.publish.repository import Repository
+from tests.conftest import Answer, Compiler, Machine
+
+pytestmark = pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="needs an x86-64 machine, whose CPUs have levels"
+)
+
+ARCHS = ["cpu:x86-64", "cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4"]  # two kernels each
+CPU: dict[str, Any] = {"name": "cpu", "machine": "x86_64", "archs": ARCHS, "shards": 4}
+
+
+class Site:
+    """A place where the tiny library is installed as a package, a plan of it, and machines that build it."""
+
+    def __init__(self, root: Path, library: Path, compiler: Compiler) -> None:
+        self.root = root
+        self.packages = root / "site"
+        self.library = self.packages / "tinyops"
+        self.compiler = compiler
+        shutil.copytree(library, self.library)
+        (self.library / "__init__.py").touch()
+        meta = self.packages / "tinyops-1.0.dist-info"
+        meta.mkdir()
+        (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: tinyops\nVersion: 1.0\n")
+        (meta / "entry_points.txt").write_text("[kartifacts.libraries]\ntinyops = tinyops\n")
+        self.plan = root / "plan.toml"
+        self.write(CPU)
+
+    def write(self, *builds: dict[str, Any], more: str = "") -> None:
+        text = f'schema = 2\nlibrary = "tinyops"\n{more}'
+        for build in builds:
+            text += "[[build]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in build.items())
+        self.plan.write_text(text)
+
+    def machine(self, name: str) -> Machine:
+        return Machine(self.root / "homes" / name)
+
+    def cli(self, machine: str, *arguments: object, **settings: Any) -> Answer:
+        return self.machine(machine).cli(*arguments, cxx=self.compiler.path, jobs=1, **settings)
+
+    def shard(self, machine: str, shard: str, *, build: str = "cpu", meet: str = "meet", **settings: Any) -> Answer:
+        where = self.root / meet
+        options = ("--plan", self.plan, "--build", build, "--shard", shard, "--out", where, "--json")
+        return self.cli(machine, "build", *options, **settings)
+
+    def merge(self, out: str, *options: object, meet: str = "meet") -> Answer:
+        where = ("--plan", self.plan, "--from", self.root / meet, "--out", self.root / out)
+        return self.cli("merger", "merge", *where, *options, "--json")
+
+    def start(self, machine: str, shard: str) -> subprocess.Popen[str]:
+        """The same in a process of its own."""
+        environ = self.machine(machine).environ({"cxx": self.compiler.path, "jobs": 1, "PYTHONPATH": self.packages})
+        options = ["--plan", self.plan, "--build", "cpu", "--shard", shard, "--out", self.root / "meet", "--json"]
+        command = [sys.executable, "-m", "kartifacts", "build", *map(str, options)]
+        return subprocess.Popen(command, env=environ, cwd=self.root, stdout=subprocess.PIPE, text=True)
+
+    def files(self, place: str) -> dict[str, bytes]:
+        root = self.root / place
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*"))
+            if path.is_file() and not path.name.startswith(".partial-")
+        }
+
+
+@pytest.fixture
+def site(tmp_path: Path, tiny: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path / "yard", tiny, compiler)
+    monkeypatch.syspath_prepend(made.packages)
+    return made
+
+
+# -- the same bytes ----------------------------------------------------------------------------------------------------
+
+
+def test_four_shards_one_shard_and_none_give_the_same_release(site: Site) -> None:
+    processes = [site.start(f"runner{n}", f"{n}/4") for n in (1, 2)]  # two at a time
+    reports = [json.loads(process.communicate()[0]) for process in processes]
+    reports += [site.shard(f"runner{n}", f"{n}/4").data for n in (3, 4)]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [report["built"] for report in reports] == [2, 2, 2, 2]
+    assert all(report["of_all"] == 8 for report in reports)
+    merged = site.merge("merged", "--lock", site.root / "merged.lock")
+    assert merged.code == 0, merged.err
+    assert site.shard("one", "1/1", meet="single").code == 0
+    assert site.merge("single-merged", meet="single").code == 0
+    options = ("--archs", " ".join(ARCHS), "--library", "tinyops")
+    assert site.cli("plain", "build", *options, "--out", site.root / "plain").code == 0
+    planned = ("--plan", site.plan, "--out", site.root / "planned", "--lock", site.root / "planned.lock")
+    assert site.cli("plain", "build", *planned).code == 0
+
+    release = {name: data for name, data in site.files("merged").items() if not name.startswith("promises/")}
+    assert release == site.files("plain")
+    assert site.files("merged") == site.files("single-merged") == site.files("planned")
+    assert (site.root / "merged.lock").read_bytes() == (site.root / "planned.lock").read_bytes()
+    for place in ("merged", "planned"):
+        published = site.cli(
+            "gate", "publish", f"dir:{site.root / 'public'}", "--from", site.root / place, "--plan", site.plan
+        )
+        assert published.code == 0, published.err
+
+
+def test_an_earlier_release_lends_its_blocks_to_a_merge_as_to_a_build(site: Site) -> None:
+    assert site.shard("runner", "1/1").code == 0
+    assert site.merge("first", "--release-version", "1.0").code == 0
+    header = site.library / "include/scale.h"
+    header.write_text(header.read_text().replace("7L", "8L"))
+    assert site.shard("runner", "1/1").code == 0
+    assert site.merge("second", "--release-version", "2.0", "--since", site.root / "first").code == 0
+    options = ("--plan", site.plan, "--release-version", "2.0", "--since", site.root / "first")
+    assert site.cli("runner", "build", *options, "--out", site.root / "plain").code == 0
+    assert site.files("second") == site.files("plain")
+    [pin] = Repository(site.root / "second").pins()
+    tables = [
+        Repository(site.root / "second").table(Repository(site.root / "second").bundle(descriptor), "table")
+        for descriptor in Repository(site.root / "second").release(pin).manifests
+    ]
+    assert any(kernel.delta for table in tables for kernel in table.kernels)
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_run_again_builds_nothing_and_says_the_same(site: Site) -> None:
+    first = site.shard("runner", "1/2").data
+    before = site.files("meet")
+    compiled = site.compiler.compiled
+    again = site.shard("runner", "1/2").data
+    elsewhere = site.shard("another", "1/2").data
+    assert (first["taken"], first["built"]) == (0, 4)
+    assert (again["taken"], again["built"]) == (elsewhere["taken"], elsewhere["built"]) == (4, 0)
+    assert site.compiler.compiled == compiled
+    assert site.files("meet") == before
+
+
+def test_what_is_in_the_workspace_is_handed_in_to_another_bucket_without_a_compiler(site: Site) -> None:
+    assert site.shard("runner", "1/2").code == 0
+    compiled = site.compiler.compiled
+    report = site.shard("runner", "1/2", meet="other").data
+    assert (report["taken"], report["kept"], report["built"]) == (0, 4, 0)
+    assert site.compiler.compiled == compiled
+    assert site.files("other").keys() == site.files("meet").keys()
+
+
+def test_a_runner_that_was_killed_at_half_leaves_half_to_the_next(site: Site, tmp_path: Path) -> None:
+    """The compiler stops at the sixth of eight kernels until the test has killed the whole run."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    real = site.compiler.path.read_text()
+    count = tmp_path / "count"
+    waiting = f'case " $* " in *" -c "*) echo >> {count}; [ $(wc -l < {count}) = 6 ] && : > {gate};; esac\n'
+    site.compiler.path.write_text(real.replace("#!/bin/sh\n", "#!/bin/sh\n" + waiting))
+    process = site.start("killed", "1/1")
+    with open(gate, "rb"):  # opens once the sixth compilation begins
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    site.compiler.path.write_text(real)
+
+    done = [name for name in site.files("meet") if name.startswith("kernels/")]
+    assert len(done) in (4, 5), "the fifth may have been on its way"
+    assert not any(name.startswith("shards/") for name in site.files("meet"))
+    compiled = site.compiler.compiled
+    report = site.shard("fresh", "1/1").data
+    assert (report["taken"], report["kept"], report["built"]) == (len(done), 0, 8 - len(done))
+    assert site.compiler.compiled == compiled + 8 - len(done)
+    assert site.merge("merged").code == 0
+    assert site.cli("plain", "build", "--plan", site.plan, "--out", site.root / "plain").code == 0
+    assert site.files("merged") == site.files("plain")
+
+
+def test_a_failed_build_keeps_what_it_made_for_the_next_try(site: Site) -> None:
+    real = site.compiler.path.read_text()
+    broken = 'case " $* " in *"-march=x86-64-v4"*) echo "answer_cpu.cpp:1: error: no" >&2; exit 1;; esac\n'
+    site.compiler.path.write_text(real.replace("#!/bin/sh\n", "#!/bin/sh\n" + broken))
+    answer = site.shard("runner", "1/1")
+    assert answer.code == 7 or answer.code != 0
+    assert "x86-64-v4" in answer.err
+    made = [name for name in site.files("meet") if name.startswith("kernels/")]
+    assert made
+    site.compiler.path.write_text(real)
+    report = site.shard("fresh", "1/1").data
+    assert (report["taken"], report["built"]) == (len(made), 8 - len(made))
+
+
+@pytest.mark.parametrize("victim", ["bytes", "record"])
+def test_what_was_damaged_in_the_bucket_is_not_taken(victim: str, site: Site) -> None:
+    assert site.shard("runner", "1/1").code == 0
+    record = next(path for path in (site.root / "meet/kernels").iterdir())
+    blob = site.root / "meet/blobs/sha256" / json.loads(record.read_bytes())["sha256"]
+    path = {"bytes": blob, "record": record}[victim]
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    compiled = site.compiler.compiled
+    answer = site.shard("fresh", "1/1")
+    assert site.compiler.compiled > compiled
+    assert answer.code != 0, "nobody may take it for handed in"
+    assert "already holds other bytes" in answer.err or "malformed" in answer.err
+    path.unlink()
+    assert site.shard("fresh", "1/1").code == 0
+    assert site.merge("merged").code == 0
+
+
+# -- refused before anything is compiled -------------------------------------------------------------------------------
+
+
+def refused(answer: Answer, says: str, compiler: Compiler) -> None:
+    assert answer.code == 2, answer.err
+    assert says in answer.err
+    assert compiler.compiled == 0
+
+
+def test_another_machine_s_build_is_refused_by_this_one(site: Site) -> None:
+    site.write({"name": "arm", "machine": "aarch64", "builder": "", "archs": ["cpu:aarch64"], "shards": 1})
+    refused(
+        site.shard("runner", "1/1", build="arm"),
+        "build 'arm' is for aarch64 machines; this one is x86_64",
+        site.compiler,
+    )
+    plain = site.cli("runner", "build", "--plan", site.plan, "--out", site.root / "out")
+    refused(plain, "build 'arm' is for aarch64 machines; this one is x86_64", site.compiler)
+
+
+@pytest.mark.nvcc
+def test_another_cuda_than_the_plan_says_is_refused(site: Site, toolkit: Path) -> None:
+    site.write({"name": "old", "machine": "x86_64", "cuda": "12.0", "archs": ["9.0a"], "shards": 1})
+    refused(site.shard("runner", "1/1", build="old"), "build 'old' is for CUDA 12.0; nvcc in", site.compiler)
+
+
+@pytest.mark.parametrize("name", ["debug", "lineinfo", "cxx_flags", "cuda_flags"])
+def test_a_release_is_not_built_with_settings_of_the_builder(name: str, site: Site) -> None:
+    value = "1" if name in ("debug", "lineinfo") else "-DX=1"
+    answer = site.shard("runner", "1/1", **{name: value})
+    refused(answer, f"KARTIFACTS_{name.upper()} is set", site.compiler)
+
+
+def test_archs_that_an_op_misses_by_a_suffix_are_refused_with_the_list_that_does(site: Site) -> None:
+    declaration = site.library / "demo/op.toml"
+    declaration.write_text(declaration.read_text().replace('min_arch = "7.5"', 'min_arch = "12.0a"'))
+    site.write({"name": "gpu", "machine": "x86_64", "cuda": "13.0", "archs": ["7.5", "10.0", "12.0"]})
+    for answer in (
+        site.shard("runner", "1/1", build="gpu"),
+        site.cli("runner", "plan", site.plan, "--check"),
+        site.cli("runner", "build", "--archs", "7.5 10.0 12.0", "--library", "tinyops", "--out", site.root / "out"),
+    ):
+        refused(answer, "demo/answer is not for 12.0: it needs 12.0a", site.compiler)
+        assert 'archs = ["7.5", "10.0", "12.0a"]' in answer.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--shard", "1/2"], "pass --plan and --build too"),
+        (["--plan", "P", "--shard", "1/2"], "pass --plan and --build too"),
+        (["--build", "cpu"], "pass --plan too"),
+        (["--plan", "P", "--build", "cpu", "--shard", "0/2"], "expected a number of a shard"),
+        (["--plan", "P", "--build", "cpu", "--shard", "3/2"], "expected a number of a shard"),
+        (["--plan", "P", "--build", "cpu", "--shard", "1 / 2"], "expected a number of a shard"),
+        (["--plan", "P", "--build", "nope", "--shard", "1/2"], "has no build 'nope'"),
+        (["--plan", "P", "--build", "cpu", "--shard", "1/2", "--lock", "x"], "--lock cannot be given with --shard"),
+        (["--plan", "P", "--build", "cpu", "--archs", "8.0"], "--archs cannot be given with --plan"),
+        (["--plan", "P", "--library", "demo", "--ops", "norm"], "--library, --ops cannot be given with --plan"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: list[str], says: str, site: Site) -> None:
+    given = [str(site.plan) if option == "P" else option for option in options]
+    refused(site.cli("runner", "build", "--out", site.root / "out", *given), says, site.compiler)
+    assert not (site.root / "out").exists()
+
+
+def test_exempt_kernels_are_neither_built_nor_missed(site: Site) -> None:
+    exempt = '[[exempt]]\nuri = "demo/answer?size=1"\narchs = ["cpu:x86-64"]\nreason = "none"\n'
+    site.write(CPU)
+    site.plan.write_text(site.plan.read_text() + exempt)
+    assert site.shard("runner", "1/1").data["built"] == 7
+    assert site.merge("merged").code == 0
+    options = (f"dir:{site.root / 'public'}", "--from", site.root / "merged", "--plan", site.plan)
+    assert site.cli("gate", "publish", *options).code == 0
+
+
+# -- merge and gate ----------------------------------------------------------------------------------------------------
+
+
+def test_a_part_of_a_plan_is_merged_and_published_only_when_asked_for_by_name(site: Site) -> None:
+    far = {"name": "far", "machine": "aarch64", "archs": ["cpu:aarch64"]}
+    site.write({**CPU, "shards": 1}, far)
+    assert site.shard("runner", "1/1").code == 0
+    answer = site.merge("merged")
+    assert answer.code == 5
+    assert "shard 1/1 of build 'far' is missing" in answer.err
+    assert not (site.root / "merged").exists()
+    assert site.merge("merged", "--build", "cpu").code == 0
+    options = (f"dir:{site.root / 'public'}", "--from", site.root / "merged", "--plan", site.plan)
+    answer = site.cli("gate", "publish", *options)
+    assert answer.code == 5
+    assert "no build 'far'" in answer.err
+    assert site.cli("gate", "publish", *options, "--build", "cpu").code == 0
+
+
+def test_edited_sources_and_an_edited_plan_do_not_mix_with_what_was_handed_in(site: Site) -> None:
+    site.write({**CPU, "shards": 2})
+    assert site.shard("runner", "1/2").code == 0
+    header = site.library / "include/scale.h"
+    before = header.read_text()
+    header.write_text(before.replace("7L", "8L"))
+    assert site.shard("runner", "2/2").code == 0
+    answer = site.merge("merged")
+    assert answer.code == 5
+    assert "shard 1/2 of build 'cpu' is missing; the one that is there was made of other sources" in answer.err
+    header.write_text(before)
+    site.write({**CPU, "shards": 2, "archs": ARCHS[:3]})
+    answer = site.merge("merged")
+    assert answer.code == 5
+    assert "was made of other sources or by another plan" in answer.err
+
+
+def test_publishing_needs_neither_the_library_nor_a_compiler(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.write({**CPU, "shards": 1})
+    assert site.shard("runner", "1/1").code == 0
+    sys.path.remove(str(site.packages))
+    merged = site.merge("merged")
+    assert merged.code == 0, merged.err
+    options = (f"dir:{site.root / 'public'}", "--from", site.root / "merged", "--plan", site.plan)
+    assert site.cli("gate", "publish", *options, PATH="/nonexistent").code == 0
+    table = Repository(site.root / "merged").path / "promises/tinyops/1.0.json"
+    promises = json.loads(table.read_bytes())
+    promises["builds"][0]["kernels"].append(["demo/dropped", "cpu:x86-64", "0" * 64])
+    table.write_text(json.dumps(promises))
+    answer = site.cli("gate", "publish", *options)
+    assert answer.code == 5
+    assert "demo/dropped is missing for cpu:x86-64" in answer.err
+
+
+# -- the matrix and figures --------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_has_a_row_for_each_shard_with_all_that_a_job_needs(site: Site) -> None:
+    folder = site.root / "builders/box"
+    folder.mkdir(parents=True)
+    (folder / "builder.toml").write_text('name = "box"\nimage = "debian:12"\n')
+    gpu = {"name": "gpu", "machine": "x86_64", "cuda": "13.0", "archs": ["sm_90a"], "builder": "box", "ops": ["demo"]}
+    site.write({**CPU, "shards": 2}, gpu, more='builders = "builders"\n')
+    rows = site.cli("ci", "plan", site.plan, "--format", "json").data["jobs"]
+    assert [(row["build"], row["shard"]) for row in rows] == [("cpu", "1/2"), ("cpu", "2/2"), ("gpu", "1/1")]
+    assert rows[2] == {
+        "build": "gpu",
+        "shard": "1/1",
+        "builder": "box",
+        "image": "debian:12",
+        "cuda": "13.0",
+        "machine": "x86_64",
+        "archs": "9.0a",
+        "ops": "demo",
+    }
+    github = site.cli("ci", "plan", site.plan, "--format", "github").out
+    assert github.count("\n") == 1
+    assert json.loads(github) == {"include": rows}
+    gitlab = json.loads(site.cli("ci", "plan", site.plan, "--format", "gitlab").out)
+    assert gitlab["build"]["parallel"]["matrix"] == [{name.upper(): row[name] for name in row} for row in rows]
+    assert all(isinstance(value, str) for row in rows for value in row.values())
+    table = site.cli("ci", "plan", site.plan, "--build", "gpu").out.splitlines()
+    assert len(table) == 2
+    assert table[1].split()[:4] == ["gpu", "1/1", "box", "debian:12"]
+    checked = site.cli("ci", "plan", site.plan, "--check")
+    assert "cpu: 8 kernels" in checked.out
+    assert "gpu: 2 kernels" in checked.out
+
+
+def test_the_report_of_a_build_adds_up_to_what_is_in_the_directory(site: Site) -> None:
+    files = {"report": site.root / "report.json", "costs": site.root / "costs.json"}
+    options = ("--report", files["report"], "--costs-out", files["costs"])
+    assert site.cli("runner", "build", "--plan", site.plan, "--out", site.root / "out", *options).code == 0
+    report = json.loads(files["report"].read_bytes())
+    repository = Repository(site.root / "out")
+    [pin] = repository.pins()
+    manifests = [repository.bundle(descriptor) for descriptor in repository.release(pin).manifests]
+    tables = [repository.table(manifest, "table") for manifest in manifests]
+    kernels = {(kernel.uri, table.arch): kernel.size for table in tables for kernel in table.kernels}
+    assert {(row["uri"], row["arch"]): row["bytes"] for row in report["kernels"]} == kernels
+    assert report["bytes"] == sum(kernels.values())
+    packs = {layer.digest: layer.size for manifest in manifests for layer in manifest.layers}
+    assert report["packed_bytes"] == sum(packs.values())
+    assert (
+        packs.items()
+        <= {f"sha256:{path.name}": path.stat().st_size for path in repository.path.glob("blobs/*/*")}.items()
+    )
+    coverage = {(uri, arch) for uri, archs in report["coverage"].items() for arch in archs}
+    assert coverage == kernels.keys()
+    assert json.loads(files["costs"].read_bytes())["costs"]
+
+
+def test_measured_costs_decide_who_builds_what_and_others_than_these_are_refused(site: Site) -> None:
+    def costs(seconds: float) -> None:
+        content = {"schema": 1, "costs": {"tinyops:demo/answer_cpu.cpp cxx": {"seconds": seconds, "memory": 1}}}
+        (site.root / "costs.json").write_text(json.dumps(content))
+
+    site.write({**CPU, "shards": 2}, more='costs = "costs.json"\n')
+    answer = site.shard("runner", "1/2")
+    assert "cannot read the costs" in answer.err
+    (site.root / "costs.json").write_text("{}")
+    answer = site.shard("runner", "1/2")
+    assert "holds no costs" in answer.err
+    costs(1.0)
+    assert site.shard("runner", "1/2").code == 0
+    costs(2.0)
+    assert site.shard("runner", "2/2").code == 0
+    answer = site.merge("merged")
+    assert answer.code == 5
+    assert "has another costs than" in answer.err
