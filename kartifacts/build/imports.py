@@ -12,7 +12,7 @@ _AS = re.compile(rb"\s+as\s+\w+")
 
 
 def modules(content: bytes) -> Iterator[str]:
-    """Every module that may be imported: of ``from a import b`` both ``a`` and ``a.b``, of ``from . import b`` ``.b``."""
+    """Every module perhaps imported: of ``from a import b`` both ``a`` and ``a.b``, of ``from . import b`` ``.b``."""
     joined = content.replace(b"\\\r\n", b" ").replace(b"\\\n", b" ")
     found: dict[bytes, None] = {}
     for package, names in _FROM.findall(joined):

@@ -105,7 +105,7 @@ def there(
     (places[1] / "number.h").write_text("#pragma once\n#define NUMBER 3L\n")
     flags = " ".join(f"-I{place}" for place in places)
     settings = make_settings(KARTIFACTS_CXX_FLAGS=flags, KARTIFACTS_CXX=str(compiler.path))
-    return Outside(*places, settings, compiler, make_spec)
+    return Outside(places[0], places[1], settings, compiler, make_spec)
 
 
 def recorded(built: BuiltKernel) -> list[outside.Seen]:

@@ -225,7 +225,7 @@ def test_what_is_internal_to_a_source_is_named_after_its_path_in_the_library_and
         names.append(
             {name for name in bytes(image.content).split(b"\0") if b"_INTERNAL_" in name or b"GLOBAL__N" in name}
         )
-        assert str(root).encode() not in content
+        assert str(root).encode() not in bytes(content)
     assert names[0] == names[1] != names[2]
     assert names[0]
 
