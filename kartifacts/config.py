@@ -231,6 +231,7 @@ class Settings:
     cuda_home: tuple[tuple[str, str], ...] = ()  # (variable, value) in the order to try
     max_jobs: str = ""
     search_path: str = ""  # PATH
+    user_home: Path | None = None  # HOME, if it is a directory
     proxies: tuple[tuple[str, str], ...] = ()  # ('http' | 'https' | 'all' | 'no', value)
     authorities: tuple[str, str] = ("", "")  # (variable, file or directory of the CAs to trust), or the system's
     netrc: Path | None = None
@@ -293,6 +294,7 @@ def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] 
         cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)),
         max_jobs=environ.get("MAX_JOBS", ""),
         search_path=environ.get("PATH", os.defpath),
+        user_home=_home(environ),
         proxies=_proxies(environ),
         authorities=next(((name, environ[name]) for name in _AUTHORITIES if environ.get(name)), ("", "")),
         netrc=_netrc(environ),

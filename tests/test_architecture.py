@@ -22,6 +22,12 @@ from tests.conftest import REPORT, WATCH, Machine
 CHECKOUT = Path(__file__).parents[1]
 PACKAGE = CHECKOUT / "kartifacts"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "_kernels" not in path.parts)
+# Programs of their own: a build starts them in processes to which standard output is where answers go, and whose
+# environment and end are theirs.  The library itself imports none of them, which a test below sees to.
+WORKERS = {
+    f"build/toolchains/{name}.py"
+    for name in ("worker", "nvrtc_worker", "python_worker", "triton_worker", "cutedsl_worker")
+}
 HEAVY = (
     "torch",
     "tvm_ffi",
@@ -86,7 +92,7 @@ def test_an_import_reads_no_variable_writes_nothing_and_loads_nothing_heavy(
 
 
 def test_the_public_surface_is_what_it_says() -> None:
-    assert kartifacts.__all__ == ["Kernel", "Registry", "__version__", "load"]
+    assert kartifacts.__all__ == ["Kernel", "Registry", "__version__", "build_and_load", "load"]
     assert dir(kartifacts) == sorted(kartifacts.__all__)
     for name in kartifacts.__all__:
         assert getattr(kartifacts, name) is not None
@@ -132,7 +138,7 @@ def test_only_config_and_one_function_for_compilers_read_the_environment() -> No
     found = {
         (name_of(path), inside) for path in MODULES for name, inside, _ in calls_and_names(path) if name in reading
     }
-    elsewhere = {row for row in found if row[0] != "config.py"}
+    elsewhere = {row for row in found if row[0] not in {"config.py", *WORKERS}}
     assert elsewhere == {("build/toolchains/probe.py", "environment")}
 
 
@@ -147,10 +153,23 @@ def test_programs_are_looked_for_on_the_path_of_the_settings() -> None:
 def test_only_the_command_line_prints_exits_and_sets_up_logging() -> None:
     speaking = {"print", "sys.exit", "os._exit", "sys.stdout", "SystemExit", "exit", "input", "logging.basicConfig"}
     for path in MODULES:
-        if name_of(path).startswith("cli/"):
+        if name_of(path).startswith("cli/") or name_of(path) in WORKERS:
             continue
         found = [name for name, _, _ in calls_and_names(path) if name in speaking or name.endswith(".addHandler")]
         assert found == [], path
+
+
+def test_workers_are_programs_that_the_library_never_imports() -> None:
+    names = {name.rpartition("/")[2].removesuffix(".py") for name in WORKERS}
+    assert {name_of(path) for path in MODULES if path.name.endswith("worker.py")} == WORKERS
+    for path in MODULES:
+        if name_of(path) in WORKERS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                spelled = {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
+                imported = {name.rpartition(".")[2] for name in spelled}
+                assert not imported & names, path
 
 
 def test_a_place_that_a_user_names_is_looked_at_without_failing() -> None:

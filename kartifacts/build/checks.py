@@ -96,8 +96,8 @@ def promise_of(spec: Spec, settings: Settings, suffix: str = ".so") -> Promise:
 
 
 def _private(spec: Spec, settings: Settings) -> tuple[str, ...]:
-    places = (spec.root, settings.workspace, settings.generated, Path(os.path.expanduser("~")), sys.prefix)
-    named = {os.path.normpath(text) for place in places for text in (str(place), os.path.realpath(place))}
+    places = (spec.root, settings.workspace, settings.generated, settings.user_home, sys.prefix)
+    named = {os.path.normpath(text) for place in places if place for text in (str(place), os.path.realpath(place))}
     return tuple(sorted(place for place in named if os.path.isabs(place) and place not in _SYSTEM))
 
 
