@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from kartifacts.errors import ConfigError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import Digest, canonical_json, sha256
-from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, Source, Spec, check_axes, check_family, make_uri
+from kartifacts.model.spec import (
+    DeviceDecl,
+    FamilyDecl,
+    KernelDecl,
+    OpDecl,
+    Source,
+    Spec,
+    Unsupported,
+    check_axes,
+    check_family,
+    make_uri,
+)
 
 DEVICE = DeviceDecl(
     toolchain="nvcc",
@@ -70,6 +81,12 @@ CHANGES = {
     "what is compiled": with_device(sources=["include/kart/vec.cuh"]),
     "the binding": with_device(host_sources=[]),
     "the kind of toolchain": with_device(toolchain="nvrtc"),
+    "whether host code is linked in": with_device(output="image"),
+    "a flag of the linker": with_device(link_flags=["-lcublas"]),
+    "the function in a source in Python": with_device(kernel=KernelDecl(function="f", arguments={})),
+    "an argument of it": with_device(kernel=KernelDecl(function="f", arguments={"x": "*fp32"})),
+    "a constant of it": with_device(kernel=KernelDecl(function="f", arguments={}, constants={"N": 8})),
+    "an option of its compiler": with_device(kernel=KernelDecl(function="f", arguments={}, options={"num_warps": 8})),
 }
 
 
@@ -94,7 +111,15 @@ def test_arch_and_toolchain_change_the_key_and_not_the_op() -> None:
 
 
 def test_where_the_files_lie_and_who_ships_them_changes_nothing() -> None:
-    for same in (replace(SPEC, root="/elsewhere"), replace(SPEC, library="other"), with_op(summary="better words")):
+    rule = Unsupported(when={"dtype": ["bfloat16"]}, reason="of other kernels nothing is said here")
+    for same in (
+        replace(SPEC, root="/elsewhere"),
+        replace(SPEC, library="other"),
+        with_op(summary="better words"),
+        with_op(unsupported=[rule]),
+        with_device(min_arch="7.5", majors=[9]),
+        with_device(output="object"),  # as by itself
+    ):
         assert same.op_digest == SPEC.op_digest
         assert same.key(NVCC) == SPEC.key(NVCC)
 
@@ -108,7 +133,7 @@ def test_the_digests_are_of_what_is_shown() -> None:
 
 def test_the_identity_is_the_same_in_every_process_and_release() -> None:
     # A change here throws away every published kernel.  It needs a new KEY_SCHEMA and a line in the changelog.
-    assert SPEC.op_digest == Digest("e54d78051f47431bd8eca05f2c350c64aead8a7c7311185519dd7ec24bc60144")
+    assert SPEC.op_digest == Digest("3a3adb0943c502338eec7e9a3020403fe8fd2395dbec0fe2cabcced0edce94fb")
 
 
 def test_macros_follow_the_axes_in_order_and_only_where_declared() -> None:
@@ -177,7 +202,7 @@ def changed_op(**changes: Any) -> FamilyDecl:
         (changed_op(name="RMSNorm"), "bad op name"),
         (changed_op(name="a/b"), "bad op name"),
         (changed_op(device={}), "for no device"),
-        (changed_op(device={"rocm": DEVICE}), "expected cpu or cuda"),
+        (changed_op(device={"rocm": DEVICE}), "expected cpu, cuda or hip"),
         (changed_op(device={"cuda": msgspec.structs.replace(DEVICE, sources=[])}), "lists no sources"),
         (changed_op(axes={"dtype": ["float16"]}), "bfloat16"),
         (changed_op(axes={}), "dtype"),
