@@ -149,19 +149,25 @@ def bring(bucket: Bucket, made: Made, target: Path) -> None:
     """Write the bytes of a kernel to `target`, once they were checked.
 
     Raises:
-        VerificationError: they are not those that were handed in.
+        VerificationError: they are not those that were handed in, or are not there any more.
         SourceError: they cannot be read.
         StoreError: `target` cannot be written.
     """
     path = blob_path(parse_digest(made.sha256))
-    data = bucket.get(path, made.size)
+    try:
+        data = bucket.get(path, made.size)
+        actual = f"sha256 {sha256(data)}, {len(data)} bytes"
+    except SourceError as error:
+        if error.denied or not error.permanent:
+            raise
+        data, actual = b"", "nothing" if error.missing else error.message
     if len(data) != made.size or sha256(data) != made.sha256:
         raise VerificationError(
-            f"{made.uri} for {made.arch} in {bucket.name} is damaged: {path}",
+            f"{made.uri} for {made.arch} in {bucket.name} is {'missing' if actual == 'nothing' else 'damaged'}: {path}",
             source=f"{bucket.name} {path}",
             expected=f"sha256 {made.sha256}, {made.size} bytes",
-            actual=f"sha256 {sha256(data)}, {len(data)} bytes",
-            hint="remove that object, and run the shard again",
+            actual=actual,
+            hint=f"remove it and {_record(made.key)}, and run the shard again",
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,8 @@ BUCKETS: Commands = {
     ("mirror", "verify"): "PLACE --root ROOT",
     ("mirror", "list"): "PLACE",
     ("mirror", "export"): "PLACE NEW --root ROOT",
+    ("build",): "--plan PLAN --build cpu --shard 1/1 --out PLACE",
+    ("merge",): "--plan PLAN --from PLACE --out NEW",
 }
 SOURCES: Commands = {("mirror", "pull"): "PLACE dir:NEW --root ROOT"}
 MIRRORS: Commands = {("fetch",): "", ("sync",): "--root ROOT --lock NEW", ("wheel",): "--out NEW"}
@@ -68,8 +70,21 @@ NEVER: Commands = {  # they answer whatever mirrors are named
     ("keys", "sign"): "ROOT --keys RING",
     ("import", "checksums"): "TREE --out NEW --library mylib --release-version 1.0",
     ("build",): "--ops activation --archs cpu:x86-64-v3 --out NEW",
+    ("plan",): "PLAN --check",
+    ("coverage",): "KERNEL",
+    ("inspect",): "KERNEL",
+    ("diff",): "BUILT BUILT",
     ("explain-key",): "norm/rmsnorm dtype=float32 --arch cpu:x86-64-v3",
 }
+PLAN = """
+schema = 2
+library = "kartifacts"
+[[build]]
+name = "cpu"
+machine = "x86_64"
+archs = ["cpu:x86-64-v3"]
+ops = ["activation"]
+"""
 _seen: list[str] | None = None
 
 
@@ -93,7 +108,7 @@ def sockets() -> Iterator[list[str]]:
 
 
 class Scene:
-    """A publisher's keyring, bucket and archive, and a reader's lock, in one directory."""
+    """A publisher's plan, shard, keyring, bucket and archive, and a reader's lock, in one directory."""
 
     def __init__(self, base: Path) -> None:
         self.base, self.machine = base, Machine(base / "home")
@@ -112,6 +127,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (scene.base / "TREE" / "c").mkdir(parents=True)
     (scene.base / "TREE" / "c" / "checksums.txt").write_text(f"{sha256(b'kernel')}  a.bin\n")
     (scene.base / "TREE" / "c" / "a.bin").write_bytes(b"kernel")
+    (scene.base / "PLAN").write_text(PLAN)
     tiny_repository(scene.base / "BUILT", {"norm/x?dtype=half": b"bytes"}, library="mylib", version="1.0")
     for line in (
         "keys init RING --library mylib --library other",
@@ -119,9 +135,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "publish dir:BUCKET --from BUILT --keys RING --channel stable",
         "wheel --from BUILT --out WHEELS",
         "mirror export BUCKET CARRIED --root ROOT",
+        "build --plan PLAN --build cpu --shard 1/1 --out BUCKET",
     ):
         answer = scene.ask(*line.split())
         assert answer.code == 0, f"{line}: {answer.err}"
+    shutil.copy(next(scene.machine.settings().workspace.rglob("*.so")), scene.base / "KERNEL")
     add_pins(scene.base / "LOCK", Repository(scene.base / "BUCKET").pins())
     return scene.base
 

@@ -197,15 +197,15 @@ def test_a_failed_build_keeps_what_it_made_for_the_next_try(site: Site) -> None:
     assert (report["taken"], report["built"]) == (len(made), 8 - len(made))
 
 
-@pytest.mark.parametrize("victim", ["bytes", "record"])
+@pytest.mark.parametrize("victim", ["bytes", "record", "length"])
 def test_what_was_damaged_in_the_bucket_is_not_taken(victim: str, site: Site) -> None:
     assert site.shard("runner", "1/1").code == 0
     record = next(path for path in (site.root / "meet/kernels").iterdir())
     blob = site.root / "meet/blobs/sha256" / json.loads(record.read_bytes())["sha256"]
-    path = {"bytes": blob, "record": record}[victim]
+    path = record if victim == "record" else blob
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    path.write_bytes(content + b"x" if victim == "length" else content[:-1] + bytes([content[-1] ^ 1]))
     compiled = site.compiler.compiled
     answer = site.shard("fresh", "1/1")
     assert site.compiler.compiled > compiled
@@ -213,6 +213,21 @@ def test_what_was_damaged_in_the_bucket_is_not_taken(victim: str, site: Site) ->
     assert "already holds other bytes" in answer.err or "malformed" in answer.err
     path.unlink()
     assert site.shard("fresh", "1/1").code == 0
+    assert site.merge("merged").code == 0
+
+
+def test_what_is_gone_from_the_bucket_is_made_again_and_missed_by_a_merge(site: Site) -> None:
+    site.write({**CPU, "shards": 1})
+    assert site.shard("runner", "1/1").code == 0
+    record = json.loads(next((site.root / "meet/kernels").iterdir()).read_bytes())
+    (site.root / "meet/blobs/sha256" / record["sha256"]).unlink()
+    answer = site.merge("merged")
+    assert answer.code == 5
+    assert "is missing: blobs/sha256/" in answer.err
+    assert not (site.root / "merged").exists()
+    compiled = site.compiler.compiled
+    assert site.shard("fresh", "1/1").data["built"] > 0
+    assert site.compiler.compiled > compiled
     assert site.merge("merged").code == 0
 
 

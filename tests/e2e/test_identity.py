@@ -173,7 +173,7 @@ def test_a_compiler_that_makes_another_arch_than_was_promised_makes_no_release(
     wrong.chmod(0o755)
     out, lock = tmp_path / "out", tmp_path / "kartifacts.lock"
     arguments = ("build", "--archs", "9.0a", "--ops", "rmsnorm", "--out", out, "--lock", lock, "--json")
-    answer = machine.cli(*arguments, CUDA_HOME=toolkit)
+    answer = machine.cli(*arguments, CUDA_HOME=toolkit, cuda_compiler="nvcc")
     assert answer.code == 6, answer.err
     assert "norm/rmsnorm?dtype=" in answer.data["message"]
     assert "GPU code for 8.0, expected 9.0a" in answer.data["message"]

@@ -197,7 +197,7 @@ def _checked(
     what = f"{spec.uri} for {spec.arch} in {bucket.name}"
     if (made.uri, made.arch, made.op_digest) != (spec.uri, str(spec.arch), spec.op_digest):
         raise VerificationError(f"{what} says that it is {made.uri} for {made.arch}")
-    path = staging / f"{made.sha256}{made.suffix}"
+    path = staging / f"{made.key}{made.suffix}"  # as several kernels may have the same bytes
     bring(bucket, made, path)
     facts = check(path, promise_of(spec, settings, made.suffix), what=what)
     if facts.needs != made.needs or made.exports != list(spec.op.exports):
