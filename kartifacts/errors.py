@@ -10,6 +10,9 @@
     ├── VerificationError      bytes are not what was pinned or signed; never answered by compiling
     │   └── ExpiredMetadata    signed and in order, but older than its signer allows
     ├── BuildError             a compiler failed
+    │   ├── HeaderMissing      a source includes a header that is not there
+    │   ├── LinkMissing        the linker does not find a library
+    │   ├── CompilerKilled     a compiler was killed or ran out of memory, and so it was with fewer at once
     │   └── NoCompiler         there is no compiler; carries the places searched
     ├── LoadError              built and verified, but does not load in this process
     │   └── AbiMismatch        the same, since it asks for a symbol or version that no library here has
@@ -225,6 +228,18 @@ class BuildError(KartifactsError):
         self.command = command
         self.log = log
         self.exit_status = exit_status
+
+
+class HeaderMissing(BuildError):
+    """A source includes a header that is in none of the places where the compiler looks."""
+
+
+class LinkMissing(BuildError):
+    """The linker does not find a library, or another file that it was told to link."""
+
+
+class CompilerKilled(BuildError):
+    """A compiler was killed, most often for memory, or ran out of memory by itself; with fewer at once it may live."""
 
 
 class NoCompiler(BuildError):

@@ -58,6 +58,8 @@ def test_exit_codes_tell_apart_what_the_caller_does_next() -> None:
     assert codes.pop("InputError") == codes["ConfigError"]  # both: what was asked for is wrong
     assert codes.pop("MissingKernel") == codes["ArtifactUnavailable"]
     assert codes.pop("AbiMismatch") == codes["LoadError"]
+    for name in ("HeaderMissing", "LinkMissing", "CompilerKilled"):
+        assert codes.pop(name) == codes["BuildError"]
     assert len(set(codes.values())) == len(codes)
     assert all(1 < code < 64 for code in codes.values())  # 64 and up are taken by shells and sysexits
 

@@ -7,19 +7,30 @@ from pathlib import Path
 
 from kartifacts.build.steps import Step
 from kartifacts.build.workspace import replace_file
-from kartifacts.errors import BuildError, StoreError
+from kartifacts.errors import BuildError, CompilerKilled, HeaderMissing, LinkMissing, StoreError
 
-
-class Killed(BuildError):
-    """A compiler was killed, most often for want of memory: with fewer at once it may live."""
-
-
-KILLED = (137, -9)  # as a shell tells it, and as an operating system does
-_KILLED = re.compile(r"\bKilled\b|died due to signal 9|signal 9\b|terminated by signal 9")
-_NO_HEADER = re.compile(  # of gcc, clang, nvcc and NVRTC
-    r"error: ([^\s:'\"]+): No such file|error: '([^']+)' file not found|open source file \"([^\"]+)\""
+_SIGNALLED = (137, -9)  # as a shell tells it, and as an operating system does
+# As gcc, clang, nvcc and shells say it; an identifier of this name is quoted where a compiler complains of it.
+_KILLED = re.compile(
+    r"^(?:.*:\s+(?:\d+\s+)?)?Killed(?:\s*$|\s{2,})|\bKilled signal terminated program"
+    r"|\b(?:died due to|terminated by) signal 9\b",
+    re.MULTILINE,
 )
-_NO_LIBRARY = re.compile(r"(?:cannot find|unable to find library) -l(?P<name>\S+?)(?::|$)", re.MULTILINE)
+_NO_MEMORY = re.compile(
+    r"\bout of memory allocating \d|\bvirtual memory exhausted\b|^LLVM ERROR: out of memory"
+    r"|: (?:\[Errno 12\] )?Cannot allocate memory\b|^ptxas fatal\s*: Memory allocation failure"
+    r"|^terminate called after throwing an instance of 'std::bad_alloc'|\bNVRTC_ERROR_OUT_OF_MEMORY\b|^MemoryError\b",
+    re.MULTILINE,
+)
+_NO_HEADER = re.compile(  # of gcc, clang, nvcc and NVRTC; a file that is missing on the command line has no position
+    r"^\S.*?[:(]\d+\)?(?::\d+)?: (?:fatal )?error: (?P<gcc>[^\s:'\"]+): No such file"
+    r"|error: '(?P<clang>[^']+)' file not found|open source file \"(?P<nvcc>[^\"]+)\"",
+    re.MULTILINE,
+)
+_NO_LIBRARY = re.compile(  # of GNU ld, gold, lld and mold
+    r"\b(?:ld|mold)\b[\w.-]*: (?:error: |fatal: )?"
+    r"(?:cannot find|unable to find library|library not found:) (?P<name>\S+?)(?=:|\s|$)"
+)
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _ERROR = re.compile(
     r"(?i)\b(?:fatal|error)\b\s*(?::|C?\d+:)|\bundefined reference to\b|\bcannot find -l|died due to signal|\berror\s*:"
@@ -32,18 +43,25 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
     log = keep_log(step, text, logs, f"exit status {status}")
     first = _first_error(text)
     kind: type[BuildError] = BuildError
-    if status in KILLED or _KILLED.search(text):
-        kind = Killed
+    if status in _SIGNALLED or _KILLED.search(text):
+        kind = CompilerKilled
         message = f"the compiler was killed (exit status {status}), most often for want of memory, at {step.title}"
+        hint = "set KARTIFACTS_JOBS=1, or give the container more memory"
+    elif _NO_MEMORY.search(text):
+        kind = CompilerKilled
+        message = f"the compiler ran out of memory, at {step.title}: {first}"
         hint = "set KARTIFACTS_JOBS=1, or give the container more memory"
     elif _FULL.search(text):
         message = f"the disk is full, at {step.title}: {first}"
         hint = "make room, or set KARTIFACTS_WORKSPACE to another disk"
     elif match := _NO_HEADER.search(text):
+        kind = HeaderMissing
         message = f"{step.title} needs the header {match[match.lastindex or 0]!r}, which is not there: {first}"
         hint = f"headers of a library lie beside its sources or in its include/; full log: {log}"
     elif match := _NO_LIBRARY.search(text):
-        message = f"{step.title} needs the library {match['name']!r}, which the linker does not find: {first}"
+        kind = LinkMissing
+        name = match["name"].removeprefix("-l")
+        message = f"{step.title} needs the library {name!r}, which the linker does not find: {first}"
         hint = f"install it for this compiler; full log: {log}"
     else:
         message = f"{step.title} failed: {first or f'exit status {status}, without a message'}"

@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from kartifacts.build.failures import Killed, explain, keep_log
+from kartifacts.build.failures import explain, keep_log
 from kartifacts.build.jobs import Jobs
 from kartifacts.build.steps import Ran, Step
 from kartifacts.build.toolchains.probe import environment
 from kartifacts.build.workers import COMMANDS, Answer, Died, Worker
 from kartifacts.build.workspace import storage_errors
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError
+from kartifacts.errors import BuildError, CompilerKilled
 from kartifacts.files.trust import make_directory
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ def run(steps: Sequence[Step], limits: Limits, settings: Settings, *, staging: P
         How many ran at once in the end: fewer than at first after a compiler was killed.
 
     Raises:
-        BuildError: a step failed; steps that had begun are waited for. `Killed` if its compiler was killed twice.
+        CompilerKilled: the compiler of a step was killed, or out of memory, twice.
+        BuildError: a step failed otherwise; steps that had begun are waited for.
     """
     environ = environment(settings)
     temporary = staging / "temporary"
@@ -233,7 +234,7 @@ class _Run:
 
     def _has_failed(self, step: Step, status: int, text: str, memory: int) -> None:
         error = explain(step, status, text, self.logs)
-        if isinstance(error, Killed) and step.name not in self.retried and self.failed is None:
+        if isinstance(error, CompilerKilled) and step.name not in self.retried and self.failed is None:
             self.retried.add(step.name)
             fewer = max(1, self.limits.jobs.n // 2)
             log.warning("%s; trying it again with jobs=%d", error.message, fewer)

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import time
 import uuid
@@ -24,6 +25,7 @@ from kartifacts.files.trust import check_trusted, make_directory
 
 STAGING = "staging"
 _ABANDONED = 86_400.0  # seconds
+_PLAIN = re.compile(r"[\w./+@%=-]+", re.ASCII)
 
 
 def usable(workspace: Path) -> Path:
@@ -70,6 +72,24 @@ def staging(workspace: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(place, ignore_errors=True)
         os.close(lock)
+
+
+@contextlib.contextmanager
+def plainly(place: Path) -> Iterator[Path]:
+    """The directory `place` under a name that every compiler can hand on to the programs that it starts.
+
+    nvcc gives names to its parts through a shell, and in lists that it divides at commas.
+    """
+    if _PLAIN.fullmatch(str(place)):
+        yield place
+        return
+    with storage_errors(place):
+        handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        called = Path(f"/proc/{os.getpid()}/fd/{handle}")
+        yield called if called.is_dir() else place
+    finally:
+        os.close(handle)
 
 
 def apart(settings: Settings) -> Settings:

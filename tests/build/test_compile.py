@@ -19,7 +19,15 @@ from kartifacts.build.compile import Progress, check_complete, compile_specs
 from kartifacts.build.elf import inspect
 from kartifacts.build.library import Library, open_library
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError, ConfigError, NoCompiler, StoreError
+from kartifacts.errors import (
+    BuildError,
+    CompilerKilled,
+    ConfigError,
+    HeaderMissing,
+    LinkMissing,
+    NoCompiler,
+    StoreError,
+)
 from kartifacts.model.arch import parse_arch, parse_archs
 from kartifacts.model.spec import Spec
 
@@ -294,6 +302,12 @@ BAD = {
     "folder": ("mkdir $out; exit 0", "made no file, or an empty one"),
 }
 
+TYPED: dict[str, type[BuildError]] = {
+    **dict.fromkeys(("header", "clang header", "nvcc header"), HeaderMissing),
+    **dict.fromkeys(("killed", "really killed", "killed below"), CompilerKilled),
+    "library": LinkMissing,
+}
+
 
 @pytest.mark.parametrize("kind", BAD)
 def test_whatever_a_compiler_does_wrong_is_said_and_nothing_of_it_is_kept(
@@ -304,6 +318,7 @@ def test_whatever_a_compiler_does_wrong_is_said_and_nothing_of_it_is_kept(
     with pytest.raises(BuildError) as caught:
         compile_specs([make_spec()], watched)
     error = caught.value
+    assert type(error) is TYPED.get(kind, BuildError)
     assert message in error.message
     assert "demo/answer" in error.message
     assert error.command.startswith(f"cd {make_spec().root} && {compiler.path} ")
@@ -333,6 +348,7 @@ def test_whatever_a_linker_does_wrong_is_said_and_no_kernel_is_kept(
     compiler.misbehave(behaviour, on="-shared")
     with pytest.raises(BuildError, match=r"linking|is not what was promised") as caught:
         compile_specs([make_spec()], watched)
+    assert type(caught.value) is TYPED.get(kind, BuildError)
     assert message in str(caught.value)
     assert not files_in(watched.workspace / "kernels")
     compiler.misbehave("")

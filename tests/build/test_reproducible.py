@@ -22,7 +22,7 @@ from kartifacts.config import Settings
 from kartifacts.errors import BuildError
 from kartifacts.model.arch import parse_arch
 
-from .conftest import CPU, write_library
+from .conftest import CPU, write_files
 
 CAPI = """
 #include <tvm/ffi/c_api.h>
@@ -114,7 +114,7 @@ OPS = {
     "bare": op("bare", "cuda", 'toolchain = "nvrtc"\nsources = ["image.cu"]', "seen"),
     "quick_made": op("quick_made", "cuda", f'toolchain = "nvrtc"\nsources = ["made.cu.jinja"]\n{SHARED}'),
 }
-NVCC, NVRTC = {"linked", "image"}, {"quick", "bare", "quick_made"}
+AWKWARD = """work, "space" $HOME `of` 'some' (one) \\ #;&=%"""  # for a shell, and for what divides lists at commas
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Place:
         """The repository that this builder makes."""
         site = self.root / "site"
         declared = 'schema = 1\nfamily = "steady"\n' + "\n".join(OPS[name] for name in self.ops)
-        write_library(site / "steady_ops/lib", {**FILES, "steady/op.toml": declared})
+        write_files(site / "steady_ops/lib", {**FILES, "steady/op.toml": declared})
         meta = site / "steady-1.0.dist-info"
         meta.mkdir()
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: steady\nVersion: 1.0\n")
@@ -197,6 +197,8 @@ def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_re
             "PYTHONHASHSEED": "7",
             "TMPDIR": str(other / "tmp"),
             "USER": "somebody",
+            "KARTIFACTS_WORKSPACE": str(other / AWKWARD),
+            "KARTIFACTS_GENERATED": str(other / f"{AWKWARD} made"),
         },
         umask=0o077,
         before=(clock, "-f", "+400d") if clock else (),
@@ -217,7 +219,7 @@ def test_what_is_internal_to_a_source_is_named_after_its_path_in_the_library_and
     names = []
     for place, source in (("one", "image.cu"), ("two/down", "image.cu"), ("three", "other.cu")):
         declared = f'schema = 1\nfamily = "steady"\n{OPS["image"].replace("image.cu", source)}'
-        root = write_library(tmp_path / place, {**FILES, "steady/op.toml": declared, "steady/other.cu": DEVICE})
+        root = write_files(tmp_path / place, {**FILES, "steady/op.toml": declared, "steady/other.cu": DEVICE})
         spec = open_library(root).spec("image", {"size": "small"}, parse_arch("9.0a"))
         (kernel,) = compile_specs([spec], settings).kernels
         content = memoryview(kernel.path.read_bytes())
@@ -240,7 +242,7 @@ def test_an_image_that_says_where_its_headers_lie_is_refused(
     (outside / "speaking.h").write_text('#pragma once\n#define SPEAKS "%s"\n' % (outside / "speaking.h"))
     declared = f'schema = 1\nfamily = "steady"\n{OPS["quick"]}'
     source = DEVICE.replace("MARK", "SPEAKS").replace('#include "marked.h"', f'#include "{outside / "speaking.h"}"')
-    root = write_library(tmp_path / "lib", {**FILES, "steady/op.toml": declared, "steady/image.cu": source})
+    root = write_files(tmp_path / "lib", {**FILES, "steady/op.toml": declared, "steady/image.cu": source})
     spec = open_library(root).spec("quick", {"size": "small"}, parse_arch("9.0a"))
     with pytest.raises(BuildError, match=r"it holds '/.*/outside/speaking\.h', a path of this machine"):
         compile_specs([spec], make_settings())
