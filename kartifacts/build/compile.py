@@ -98,7 +98,7 @@ def compile_specs(
     missing = {key: spec for key, spec in wanted.items() if key not in made}
     report: dict[str, Any] = {"kernels": len(wanted), "kernels_reused": len(made)}
     if missing:
-        with workspace.staging(settings.workspace) as staging:
+        with workspace.staging(settings.workspace) as place, workspace.plainly(place) as staging:
             run = _Run(settings, staging, progress, on_kernel)
             for key, spec in missing.items():
                 run.plan.add(key, spec, toolchains[spec.device.toolchain])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import logging
-import re
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +26,6 @@ from kartifacts.errors import BuildError, CompilerKilled
 from kartifacts.files.trust import make_directory
 
 log = logging.getLogger(__name__)
-
-_PLAIN = re.compile(r"[\w./+,@%=-]+", re.ASCII)  # some compilers pass names of temporary files through a shell
-
 
 _TICK = 1.0  # seconds after which who listens is told how it goes, if nothing has happened
 
@@ -66,7 +62,7 @@ def run(steps: Sequence[Step], limits: Limits, settings: Settings, *, staging: P
     """Run every step: those that keep others waiting longest first.
 
     Args:
-        staging: a private directory, for temporary files of compilers.
+        staging: a private directory, for temporary files of compilers (see `workspace.plainly`).
 
     Returns:
         How many ran at once in the end: fewer than at first after a compiler was killed.
@@ -77,10 +73,9 @@ def run(steps: Sequence[Step], limits: Limits, settings: Settings, *, staging: P
     """
     environ = environment(settings)
     temporary = staging / "temporary"
-    if _PLAIN.fullmatch(str(temporary)):
-        with storage_errors(temporary):
-            make_directory(temporary)
-        environ["TMPDIR"] = str(temporary)
+    with storage_errors(temporary):
+        make_directory(temporary)
+    environ["TMPDIR"] = str(temporary)
     running = _Run(steps, limits, environ, settings.workspace / "logs", listener)
     running.all()
     return running.limits.jobs
