@@ -24,6 +24,7 @@ _COMMANDS = {
     "build": "producing",
     "plan": "planning",
     "merge": "planning",
+    "gate": "planning",
     "import": "producing",
     "publish": "producing",
     "promote": "releasing",

@@ -1,4 +1,4 @@
-"""The commands about a release plan and about builds on several machines: plan, merge."""
+"""The commands about a release plan and about builds on several machines: plan, merge, gate."""
 
 from __future__ import annotations
 
@@ -82,4 +82,29 @@ def merge_command(
         f"{len(report['kernels'])} kernels in {len(report['bundles'])} bundles, {report['seconds']:.1f} s",
         f"release {pin['library']} {pin['version']}: sha256:{pin['sha256']}",
     ]
+    emit(as_json, report, "\n".join(lines))
+
+
+@click.command("gate")
+@click.argument("repository", type=Repository())
+@click.option("--plan", type=_FILE, default=_PLAN, show_default=True, help="The plan that the release was built by.")
+@_builds_option
+@click.option("--release-version", default=None, help="Look at this version, where the repository holds several.")
+@json_option
+def gate_command(
+    repository: Path, plan: Path, builds: tuple[str, ...], release_version: str | None, as_json: bool
+) -> None:
+    """Refuse the release in REPOSITORY if it is not what PLAN promises; to be asked before anything is signed.
+
+    Looks into every kernel. Names what is missing by op and arch, what needs too new a system, is too large or spills
+    registers, what was built for debugging, with flags of the builder's own or for the builder's CPU, and what holds
+    paths of the machine that built it. Needs neither sources nor compilers. `publish --plan` asks the same.
+    """
+    from kartifacts.cli import flows
+
+    report = flows.gate(repository, plan=plan, builds=builds, version=release_version)
+    lines = [
+        f"{pin['library']} {pin['version']} is what the plan promises: sha256:{pin['sha256']}" for pin in report["pins"]
+    ]
+    lines.append(f"{report['kernels']} kernels, {report['bytes']} bytes; builds: {', '.join(report['builds'])}")
     emit(as_json, report, "\n".join(lines))

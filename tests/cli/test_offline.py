@@ -72,6 +72,7 @@ NEVER: Commands = {  # they answer whatever mirrors are named
     ("build",): "--ops activation --archs cpu:x86-64-v3 --out NEW",
     ("plan",): "PLAN --check",
     ("coverage",): "KERNEL",
+    ("gate",): "GATED --plan PLAN",
     ("inspect",): "KERNEL",
     ("diff",): "BUILT BUILT",
     ("explain-key",): "norm/rmsnorm dtype=float32 --arch cpu:x86-64-v3",
@@ -136,6 +137,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "wheel --from BUILT --out WHEELS",
         "mirror export BUCKET CARRIED --root ROOT",
         "build --plan PLAN --build cpu --shard 1/1 --out BUCKET",
+        "merge --plan PLAN --from BUCKET --out GATED",
     ):
         answer = scene.ask(*line.split())
         assert answer.code == 0, f"{line}: {answer.err}"

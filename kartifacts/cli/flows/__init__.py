@@ -5,6 +5,7 @@ from __future__ import annotations
 from kartifacts.cli.flows.asking import explain_key
 from kartifacts.cli.flows.comparing import diff, inspect
 from kartifacts.cli.flows.consuming import fetch, gc, listing, status, verify
+from kartifacts.cli.flows.gating import gate
 from kartifacts.cli.flows.matrix import matrix
 from kartifacts.cli.flows.merging import merge
 from kartifacts.cli.flows.producing import (
@@ -30,6 +31,7 @@ __all__ = [
     "diff",
     "explain_key",
     "fetch",
+    "gate",
     "gc",
     "import_checksums",
     "inspect",
