@@ -83,7 +83,9 @@ class Unit:
         if self.worker:
             own = (*self.flags, *self.places, "--depfile", depfile, "--output", output, self.file or self.source)
             return Command(own, self.worker)
-        own = ("-MD", "-MF", depfile, "-c", self.file or self.source, "-o", output)
+        # An image has a flag of its own that says so; launchers go by the last such flag, nvcc by the first.
+        made = ("-c",) if self.suffix == OBJECT else ()
+        own = ("-MD", "-MF", depfile, *made, self.file or self.source, "-o", output)
         return Command((*self.launcher, str(self.compiler), *self.flags, *self.places, *own))
 
 
