@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +33,11 @@ from kartifacts.publish.lockfile import add_pins
 from kartifacts.publish.release import make_release as publish_release
 from kartifacts.publish.repository import Repository
 from kartifacts.runtime import host
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CPU_ARCHS = "cpu:x86-64 cpu:x86-64-v3" if os.uname().machine == "x86_64" else "cpu:aarch64"
 
@@ -312,6 +318,25 @@ def installed_digest(uri: str, arch: str) -> str:
     op, _, query = uri.partition("?")
     axes = dict(pair.split("=") for pair in query.split("&"))
     return discover().find(op).spec(op, axes, parse_arch(arch)).op_digest
+
+
+def declared(kind: str = "cpu") -> dict[str, dict[str, str]]:
+    """Every uri that this checkout declares for a kind of device, with its axes.
+
+    Read off the op.toml files with nothing of ours, as it stands for what a build has to make of them.
+    """
+    found = {}
+    for path in (Path(__file__).parents[1] / "kernels").rglob("op.toml"):
+        content = tomllib.loads(path.read_text())
+        for op in content["op"]:
+            names = sorted(op["axes"])
+            for values in product(*(op["axes"][name] for name in names)) if kind in op["device"] else ():
+                axes = dict(zip(names, values, strict=True))
+                rules = [rule["when"] for rule in op.get("unsupported", [])]
+                if not any(all(axes[name] in values for name, values in rule.items()) for rule in rules):
+                    query = "&".join(f"{name}={value}" for name, value in axes.items())
+                    found[f"{content['family']}/{op['name']}?{query}"] = axes
+    return found
 
 
 @pytest.fixture

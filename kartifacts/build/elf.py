@@ -183,7 +183,8 @@ class _Linked:
             elif section.kind == SHT_DYNAMIC:
                 self._look_at_entries(section, strings_of(sections, section))
         self.needs = {family: ".".join(map(str, versions[family])) for family in sorted(versions) if family}
-        if "libtvm_ffi.so" in self.needed or any(name.startswith("TVMFFI") for name in self.undefined):
+        uses = "libtvm_ffi.so" in self.needed or any(name.startswith("TVMFFI") for name in self.undefined)
+        if uses or self.exports:  # who calls such a function has to lay out its arguments as it expects them
             self.needs["tvm_ffi"] = FFI_ABI.removeprefix("tvm-ffi-")
         for library in self.needed:
             if runtime := re.fullmatch(r"libcudart\.so\.(\d+)[.\d]*", library):

@@ -199,8 +199,10 @@ def test_a_build_path_in_the_file_is_seen(cxx: Compile) -> None:
 
 
 def test_the_ffi_is_needed_with_and_without_a_link_to_it(cxx: Compile) -> None:
-    source = 'extern "C" int TVMFFIErrorSetRaised(); extern "C" int f() { return TVMFFIErrorSetRaised(); }'
-    assert inspect(cxx(source)).needs["tvm_ffi"] == "0.1"
+    calling = 'extern "C" int TVMFFIErrorSetRaised(); extern "C" int f() { return TVMFFIErrorSetRaised(); }'
+    called = 'extern "C" int __tvm_ffi_f(void*, const void*, int, void*) { return 0; }'
+    for source in (calling, called):  # the second has nothing undefined that would tell
+        assert inspect(cxx(source)).needs["tvm_ffi"] == "0.1"
     libraries = Path(tvm_ffi.__file__).parent / "lib"
     linked = cxx("int x;", "-Wl,--no-as-needed", f"-L{libraries}", "-ltvm_ffi")
     assert inspect(linked).needs["tvm_ffi"] == "0.1"
