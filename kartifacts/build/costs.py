@@ -13,6 +13,7 @@ from statistics import median
 
 import msgspec
 
+from kartifacts.build.templates import rendered
 from kartifacts.build.workspace import replace_file
 from kartifacts.errors import KartifactsError
 from kartifacts.files.reading import read_regular
@@ -43,8 +44,8 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def name_of(library: str, source: str, toolchain: str) -> str:
-    """What the cost of compiling a source is known as: the same for all specialisations and archs."""
-    return f"{library}:{source} {toolchain}"
+    """What the cost of compiling a source, or what a template gives, is known as: the same for all specialisations."""
+    return f"{library}:{rendered(source)} {toolchain}"
 
 
 @dataclass
@@ -82,9 +83,17 @@ class Costs:
         Raises:
             StoreError: it cannot be written.
         """
-        known = {**self.known, **Costs.read(path).known, **self.learned}
-        content = msgspec.json.encode(_Table(SCHEMA, dict(sorted(known.items()))))
-        replace_file(path, content)
+        replace_file(path, Costs({**self.known, **Costs.read(path).known, **self.learned}).encoded)
+
+    @property
+    def encoded(self) -> bytes:
+        """The table as a file, a line for each figure, so that changes of one that is kept with sources can be read."""
+        content = msgspec.json.encode(_Table(SCHEMA, dict(sorted(self.known.items()))))
+        return msgspec.json.format(content, indent=1) + b"\n"
+
+    def only(self, library: str) -> Costs:
+        """What is known of the sources of one library."""
+        return Costs({name: cost for name, cost in self.known.items() if name.startswith(f"{library}:")})
 
     def learn(self, name: str, seconds: float, memory: int) -> None:
         """Take in a measurement.

@@ -88,7 +88,7 @@ def build_command(
     if report_file is not None:
         flows.write_report(report_file, report)
     if costs_out is not None:
-        flows.write_costs(costs_out, settings)
+        flows.write_costs(costs_out, settings, report.get("pin", report)["library"])
     emit(as_json, report, "\n".join(lines))
 
 

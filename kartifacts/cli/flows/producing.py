@@ -142,11 +142,12 @@ def write_report(path: Path, report: Report) -> None:
     replace_file(path.absolute(), json.dumps(report, indent=2, sort_keys=True, default=str).encode() + b"\n")
 
 
-def write_costs(path: Path, settings: Settings) -> None:
-    """Keep what this workspace has learned of what sources take to compile."""
+def write_costs(path: Path, settings: Settings, library: str) -> None:
+    """Keep what this workspace has learned of what the sources of a library take to compile, and nothing older."""
     from kartifacts.build.costs import FILE, Costs
+    from kartifacts.build.workspace import replace_file
 
-    Costs.read(settings.workspace / FILE).write(path.absolute())
+    replace_file(path.absolute(), Costs.read(settings.workspace / FILE).only(library).encoded)
 
 
 def _unbuilt(specs: Sequence[Spec], settings: Settings) -> tuple[Refusal, ...]:

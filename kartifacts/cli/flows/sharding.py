@@ -89,6 +89,7 @@ def build_shard(
     report = built.report if built else {"kernels_reused": 0}
     return {
         **report,
+        "library": work.plan.library,
         "build": build.name,
         "shard": f"{number}/{of}",
         "bucket": bucket.name,
