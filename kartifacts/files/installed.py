@@ -1,4 +1,4 @@
-"""Says whether an installed distribution declares entry points of ours, without the machinery that reads them all."""
+"""Says what distributions are installed and declare, without the machinery that can read them all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from importlib.machinery import PathFinder
 
 _OURS = re.compile(r"^\[\s*(kartifacts\.[a-z_.]+)\s*\]", re.MULTILINE)
 _ANY = "any"
+_HEADERS = 1 << 16  # bytes
+_VERSION = re.compile(rb"^Version:[ \t]*(\S+)[ \t]*\r?$", re.MULTILINE | re.IGNORECASE)
 
 
 def declares(group: str) -> bool:
@@ -17,10 +19,69 @@ def declares(group: str) -> bool:
 
     `importlib.metadata` takes some twenty milliseconds to find none, more than all else that loading a kernel needs.
     """
-    if any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path):
+    if _found_otherwise():
         return True
     groups = _groups(places())
     return group in groups or _ANY in groups
+
+
+def version(distribution: str) -> str | None:
+    """The version of an installed distribution; None if it is not installed.
+
+    `importlib.metadata` takes over ten milliseconds, most of them to import a reader of mail, and is only asked where
+    it is not certain.
+    """
+    found = None if _found_otherwise() else _version(distribution, places())
+    if found is not None:
+        return found
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _found_otherwise() -> bool:
+    """Whether distributions may be found by something else than the directories in sys.path."""
+    return any(hasattr(finder, "find_distributions") and finder is not PathFinder for finder in sys.meta_path)
+
+
+@lru_cache(maxsize=16)
+def _version(distribution: str, places: tuple[tuple[str, int], ...]) -> str | None:
+    wanted = _normal(distribution)
+    for place, _ in places:
+        try:
+            names = os.listdir(place or ".")
+        except FileNotFoundError:
+            continue
+        except OSError:  # an archive, most likely
+            return None
+        found = [name for name in names if name.endswith((".dist-info", ".egg-info")) and _distribution(name) == wanted]
+        if len(found) > 1:
+            return None
+        if found:
+            return _said(os.path.join(place, found[0], "METADATA"))
+    return None
+
+
+def _distribution(name: str) -> str:
+    """What a directory with notes about a distribution is named after."""
+    return _normal(name.rpartition(".")[0].partition("-")[0])
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _said(file: str) -> str | None:
+    try:
+        with open(file, "rb") as metadata:
+            headers = metadata.read(_HEADERS)
+    except OSError:
+        return None
+    match = _VERSION.search(re.split(rb"\r?\n\r?\n", headers, maxsplit=1)[0])
+    return match[1].decode("utf-8", "replace") if match else None
 
 
 def places() -> tuple[tuple[str, int], ...]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kartifacts.errors import ConfigError
+from kartifacts.files import installed
 from kartifacts.model.arch import Arch
 from kartifacts.model.arch import build_arch as build_arch  # what the JIT compiles for a device
 
@@ -151,12 +152,8 @@ def tvm_ffi() -> Version | None:
     imported = sys.modules.get("tvm_ffi")
     if imported is not None:
         return _version(str(imported.__version__).partition(".post")[0])
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return _version(version("apache-tvm-ffi").partition(".post")[0])
-    except PackageNotFoundError:
-        return None
+    found = installed.version("apache-tvm-ffi")
+    return None if found is None else _version(found.partition(".post")[0])
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from kartifacts.build.toolchains import Toolchain, Unit, probe
 from kartifacts.build.toolchains.options import USUAL, Options, flags_for
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
+from kartifacts.files import installed
 from kartifacts.model.arch import Arch
 from kartifacts.model.spec import Spec
 
@@ -160,17 +161,15 @@ def _isa(arch: Arch) -> str:
 
 def _ffi() -> tuple[Path, str]:
     """Directory and version of the installed TVM-FFI; it is not imported, which may import torch."""
-    from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
     spec = find_spec("tvm_ffi")
     for place in (spec.submodule_search_locations if spec else None) or ():
         home = Path(place)
         if (home / "include/tvm/ffi/c_api.h").is_file() and (home / "lib/libtvm_ffi.so").is_file():
-            try:
-                return home, version("apache-tvm-ffi")
-            except PackageNotFoundError:
-                break
+            if (version := installed.version("apache-tvm-ffi")) is not None:
+                return home, version
+            break
     raise NoCompiler(
         "TVM-FFI was not found, whose headers and library every kernel needs",
         searched=(Refusal("Python package tvm_ffi", "not installed, or without include/ and lib/"),),

@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import shutil
-import sysconfig
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -261,7 +261,7 @@ def wheels() -> list[Path]:
     from importlib.util import find_spec
 
     spec = find_spec("nvidia")
-    known = [os.path.join(sysconfig.get_path(name), "nvidia") for name in ("purelib", "platlib")]
+    known = [os.path.abspath(os.path.join(place, "nvidia")) for place in sys.path]
     places = dict.fromkeys((*known, *((spec.submodule_search_locations if spec else None) or ())))
     return [Path(place) for place in places if os.path.isdir(place)]
 

@@ -12,12 +12,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from shutil import which
 from typing import NamedTuple
 
 from kartifacts.build.launchers import Launchers, noted_defines
+from kartifacts.build.stamps import Stamp, is_settled, stamp_of
 from kartifacts.build.toolchains import CUBIN, FATBIN, Toolchain, Unit, nvcc, probe
 from kartifacts.build.toolchains.options import USUAL, Options, flags_for
 from kartifacts.config import Settings
@@ -222,7 +223,19 @@ def _pairs(places: Iterable[_Place]) -> tuple[list[_Pair], list[Refusal]]:
     return [*asked_for, *others], refused
 
 
-def _names_in(directory: Path) -> list[str]:
+def _names_in(directory: Path) -> tuple[str, ...]:
+    """The names in a directory that begin as those of NVRTC's files do."""
+    stamp = stamp_of(str(directory))
+    listed = _listed if is_settled(stamp) else _listed.__wrapped__  # a directory of the system has thousands of names
+    return listed(str(directory), stamp)
+
+
+@lru_cache(maxsize=64)
+def _listed(directory: str, _: Stamp) -> tuple[str, ...]:
+    return tuple(name for name in _entries(directory) if name.startswith("libnvrtc"))
+
+
+def _entries(directory: str | Path) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -283,7 +296,7 @@ def _of_toolkit(shown: str, root: Path, *, asked_for: bool = False) -> Iterator[
 def _of_wheels() -> Iterator[_Place]:
     """``site-packages/nvidia/cu13/lib`` and ``site-packages/nvidia/cuda_nvrtc/lib``, which torch depends on."""
     for home in nvcc.wheels():
-        for name in sorted(_names_in(home)):
+        for name in _entries(home):
             directory = home / name / "lib"
             if re.fullmatch(r"cu\d+|cuda_nvrtc", name) and any(map(_LIBRARY.fullmatch, _names_in(directory))):
                 yield _Place(str(directory), directory)
