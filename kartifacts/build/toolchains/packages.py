@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from kartifacts.build import imports
+from kartifacts.build import imports, templates
 from kartifacts.build.closure import content
 from kartifacts.errors import NoCompiler, Refusal
 from kartifacts.model.digest import canonical_json, sha256
@@ -79,17 +79,29 @@ def no_headers(directory: str, name: str) -> tuple[str, ...]:
 
 def imported(spec: Spec, own: Iterable[str]) -> str:
     """Name and version of every package that the sources of `spec` import, but for the compiler's `own` modules."""
+    names = {source.path for source in spec.sources}
     sources = [source for source in spec.sources if source.path.endswith(".py")]
     inside = {part for source in sources for part in PurePosixPath(source.path).with_suffix("").parts}
-    found = frozenset[str]().union(*(_outside(spec.root, source.path, source.sha256) for source in sources))
+    found: set[str] = set()
+    for source in sources:
+        axes = spec.axes if source.path + templates.SUFFIX in names else None
+        found |= _outside(spec.root, source.path, source.sha256, axes)
     return ", ".join(sorted(_named(top) for top in found - inside - set(own)))
 
 
 @cache
-def _outside(root: str, path: str, digest: str) -> frozenset[str]:
-    """The top-level modules that a source imports and that are no part of Python; some may be of its own library."""
+def _outside(root: str, path: str, digest: str, axes: tuple[tuple[str, str], ...] | None) -> frozenset[str]:
+    """The top-level modules that a source imports and that are no part of Python; some may be of its own library.
+
+    Args:
+        axes: what its template is rendered with; None: it is a file.
+    """
     del digest  # says when to look again
-    tops = {module.partition(".")[0] for module in imports.modules(content(Path(root), path)) if module[0] != "."}
+    if axes is None:
+        text = content(Path(root), path)
+    else:
+        text = templates.render(Path(root), [path + templates.SUFFIX], dict(axes))[0][path]
+    tops = {module.partition(".")[0] for module in imports.modules(text) if module[0] != "."}
     return frozenset(top for top in tops if top not in sys.stdlib_module_names)
 
 
