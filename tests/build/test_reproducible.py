@@ -13,16 +13,18 @@ from pathlib import Path
 import pytest
 import tvm_ffi
 
-from kartifacts.build import checks
 from kartifacts.build.compile import compile_specs
 from kartifacts.build.cubins import images_in
 from kartifacts.build.library import open_library
 from kartifacts.build.sections import sections_of
+from kartifacts.build.toolchains.nvcc import Nvcc
+from kartifacts.build.toolchains.nvrtc import Nvrtc
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError
 from kartifacts.model.arch import parse_arch
 
-from .conftest import CPU, write_files
+from .conftest import CPU, IMAGE_FILES, write_files
+from .pythons import CUTEDSL, TRITON, found
 
 CAPI = """
 #include <tvm/ffi/c_api.h>
@@ -41,6 +43,7 @@ DEVICE = """
 #include <cassert>
 #endif
 #include "marked.h"
+#include <kart_spoken.h>
 namespace {
 struct Hidden { int value; };
 __device__ int table[4];
@@ -52,7 +55,7 @@ static __constant__ float weights[3];
 static __global__ void unseen(int* out) { out[0] = table[2]; }
 extern "C" __global__ void seen(int* out, float* scaled) {
   assert(out[0] > 0);
-  out[1] = inside(out[2]) + MARK[out[3]] + __FILE__[out[4]];
+  out[1] = inside(out[2]) + MARK[out[3]] + __FILE__[out[4]] + SPOKEN[out[5]];
   scaled[0] = factor * weights[out[3]];
 }
 """
@@ -109,6 +112,11 @@ OPS = {
         "host_made", "cpu", 'toolchain = "cxx"\nsources = ["host_made.cpp.jinja"]\nhost_sources = ["binding.cpp"]'
     ),
     "linked": op("linked", "cuda", 'toolchain = "nvcc"\nsources = ["linked.cu"]\nhost_sources = ["binding.cpp"]'),
+    "linked_made": op(
+        "linked_made",
+        "cuda",
+        'toolchain = "nvcc"\nsources = ["made.cu.jinja"]\nhost_sources = ["binding.cpp", "launch.cpp"]',
+    ),
     "image": op("image", "cuda", f'toolchain = "nvcc"\noutput = "image"\nsources = ["image.cu"]\n{SHARED}'),
     "quick": op("quick", "cuda", f'toolchain = "nvrtc"\nsources = ["image.cu"]\n{SHARED}'),
     "bare": op("bare", "cuda", 'toolchain = "nvrtc"\nsources = ["image.cu"]', "seen"),
@@ -122,7 +130,7 @@ class Place:
     """One builder: where all that it has lies, and how it goes about it."""
 
     root: Path
-    ops: tuple[str, ...]
+    files: dict[str, str]  # of the library
     archs: str
     environ: dict[str, str] = field(default_factory=dict)
     umask: int = 0o022
@@ -131,8 +139,7 @@ class Place:
     def build(self) -> Path:
         """The repository that this builder makes."""
         site = self.root / "site"
-        declared = 'schema = 1\nfamily = "steady"\n' + "\n".join(OPS[name] for name in self.ops)
-        write_files(site / "steady_ops/lib", {**FILES, "steady/op.toml": declared})
+        write_files(site / "steady_ops/lib", self.files)
         meta = site / "steady-1.0.dist-info"
         meta.mkdir()
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: steady\nVersion: 1.0\n")
@@ -148,7 +155,6 @@ class Place:
             "PYTHONDONTWRITEBYTECODE": "1",
             "KARTIFACTS_WORKSPACE": str(self.root / "work space"),
             "KARTIFACTS_GENERATED": str(self.root / "made"),
-            **{name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ},
             **self.environ,
         }
         line = [*self.before, sys.executable, "-m", "kartifacts", "build", "--library", "steady", "--archs", self.archs]
@@ -157,6 +163,11 @@ class Place:
         )
         assert done.returncode == 0, done.stderr
         return out
+
+    def objects(self) -> dict[str, bytes]:
+        """What was compiled, by what it was made of: others link it who get it from a cache."""
+        place = Path(self.environ.get("KARTIFACTS_WORKSPACE", self.root / "work space")) / "objects"
+        return {path.parent.name: path.read_bytes() for path in place.glob("*/*/*") if path.suffix != ".json"}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -168,33 +179,68 @@ def explained(first: Path, second: Path) -> str:
     return subprocess.run(line, capture_output=True, text=True).stdout[:4000]
 
 
+def library(*ops: str) -> dict[str, str]:
+    return {**FILES, "steady/op.toml": 'schema = 1\nfamily = "steady"\n' + "\n".join(OPS[name] for name in ops)}
+
+
+def toolkit_at(place: Path, parts: dict[str, Path]) -> Path:
+    """A toolkit of links to all that is in `parts`, with one header more, which says where it lies."""
+    for name, real in parts.items():
+        shutil.copytree(real, place / name, copy_function=os.symlink)
+    for directory in (place / "include", *place.glob("targets/*/include")):
+        (directory / "kart_spoken.h").write_text("#pragma once\n#define SPOKEN __FILE__\n")
+    return place
+
+
+def parts_of_toolkit(toolchain: str, make_settings: Callable[..., Settings]) -> dict[str, Path]:
+    """What compiles for NVIDIA's GPUs here; skips where it is not installed."""
+    environ = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ}
+    compiler = found(toolchain, make_settings(**environ, KARTIFACTS_CUDA_COMPILER="nvrtc"))
+    if isinstance(compiler, Nvrtc):
+        assert compiler.headers, "no CUDA headers belong to this NVRTC"
+        return {"lib": compiler.library.parent, "include": compiler.headers[0]}
+    if isinstance(compiler, Nvcc):
+        places = {name: compiler.root / name for name in ("bin", "include", "lib", "lib64", "nvvm", "targets")}
+        return {name: place for name, place in places.items() if place.is_dir()}
+    return {}
+
+
 @pytest.mark.parametrize(
-    ("ops", "archs"),
+    ("toolchain", "ops", "archs"),
     [
-        pytest.param(("host", "host_made"), str(CPU), id="cxx"),
-        pytest.param(("linked",), "9.0a 8.0+PTX", id="nvcc-object", marks=pytest.mark.nvcc),
-        pytest.param(("image",), "9.0a 8.0+PTX", id="nvcc-image", marks=pytest.mark.nvcc),
-        pytest.param(("quick", "bare", "quick_made"), "9.0a 8.0+PTX", id="nvrtc", marks=pytest.mark.nvrtc),
+        pytest.param("cxx", ("host", "host_made"), str(CPU), id="cxx"),
+        pytest.param("nvcc", ("linked", "linked_made"), "8.0+PTX", id="nvcc-object", marks=pytest.mark.nvcc),
+        pytest.param("nvcc", ("image",), "9.0a 8.0+PTX", id="nvcc-image", marks=pytest.mark.nvcc),
+        pytest.param("nvrtc", ("quick", "bare", "quick_made"), "9.0a 8.0+PTX", id="nvrtc", marks=pytest.mark.nvrtc),
+        pytest.param("triton", TRITON, "8.0 9.0a gfx942", id="triton", marks=pytest.mark.triton),
+        pytest.param("cutedsl", CUTEDSL, "8.0 9.0a", id="cutedsl", marks=pytest.mark.cutedsl),
     ],
 )
 def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_release(
-    ops: tuple[str, ...], archs: str, tmp_path: Path
+    toolchain: str,
+    ops: tuple[str, ...] | dict[str, str],
+    archs: str,
+    tmp_path: Path,
+    make_settings: Callable[..., Settings],
 ) -> None:
+    toolkit = parts_of_toolkit(toolchain, make_settings)
     other = tmp_path / "another, much longer way/to it"
     elsewhere = shutil.copytree(Path(tvm_ffi.__file__).parent, other / "ffi/tvm_ffi")
     clock = shutil.which("faketime")
-    turned = " ".join(reversed(archs.split()))
-    first = Place(tmp_path / "one", ops, archs, {"KARTIFACTS_JOBS": "1", "TZ": "UTC", "LC_ALL": "C"})
+    files = ops if isinstance(ops, dict) else library(*ops)
+    turned = ops if isinstance(ops, dict) else library(*reversed(ops))
+    first = Place(tmp_path / "one", files, archs, {"KARTIFACTS_JOBS": "1", "TZ": "UTC", "LC_ALL": "C"})
     second = Place(
         other,
-        tuple(reversed(ops)),
         turned,
+        " ".join(reversed(archs.split())),
         {
             "KARTIFACTS_JOBS": "2",
             "TZ": "Asia/Kathmandu",
             "LC_ALL": "C.UTF-8",
             "LANG": "de_DE.UTF-8",
             "PYTHONHASHSEED": "7",
+            "PYTHONPATH": f"{other / 'site'}{os.pathsep}{elsewhere.parent}",
             "TMPDIR": str(other / "tmp"),
             "USER": "somebody",
             "KARTIFACTS_WORKSPACE": str(other / AWKWARD),
@@ -205,11 +251,17 @@ def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_re
     )
     (tmp_path / "one").mkdir()
     (other / "tmp").mkdir()
-    second.environ["PYTHONPATH"] = f"{other / 'site'}{os.pathsep}{elsewhere.parent}"
+    if toolkit:
+        for builder in (first, second):
+            builder.environ["CUDA_HOME"] = str(toolkit_at(builder.root / "toolkit, copied", toolkit))
     outs = first.build(), second.build()
     trees = [contents(out) for out in outs]
     assert trees[0] == trees[1], explained(*outs)
     assert len(trees[0]) > 5
+    objects = first.objects(), second.objects()
+    shared = objects[0].keys() & objects[1].keys()  # a launcher is known by the command that linked it
+    assert [name for name in shared if objects[0][name] != objects[1][name]] == []
+    assert len(shared) > 1
 
 
 @pytest.mark.nvcc
@@ -218,8 +270,10 @@ def test_what_is_internal_to_a_source_is_named_after_its_path_in_the_library_and
 ) -> None:
     names = []
     for place, source in (("one", "image.cu"), ("two/down", "image.cu"), ("three", "other.cu")):
-        declared = f'schema = 1\nfamily = "steady"\n{OPS["image"].replace("image.cu", source)}'
-        root = write_files(tmp_path / place, {**FILES, "steady/op.toml": declared, "steady/other.cu": DEVICE})
+        declared = library("image")["steady/op.toml"].replace("image.cu", source)
+        text = DEVICE.replace("<kart_spoken.h>", '"marked.h"').replace("SPOKEN", "MARK")
+        files = {**FILES, "steady/op.toml": declared, "steady/image.cu": text, "steady/other.cu": text}
+        root = write_files(tmp_path / place, files)
         spec = open_library(root).spec("image", {"size": "small"}, parse_arch("9.0a"))
         (kernel,) = compile_specs([spec], settings).kernels
         content = memoryview(kernel.path.read_bytes())
@@ -232,18 +286,25 @@ def test_what_is_internal_to_a_source_is_named_after_its_path_in_the_library_and
     assert names[0]
 
 
-@pytest.mark.nvrtc
-def test_an_image_that_says_where_its_headers_lie_is_refused(
-    tmp_path: Path, make_settings: Callable[..., Settings]
+@pytest.mark.parametrize(
+    "toolchain",
+    ["cxx", pytest.param("nvcc", marks=pytest.mark.nvcc), pytest.param("nvrtc", marks=pytest.mark.nvrtc)],
+)
+def test_a_header_from_elsewhere_that_tells_when_it_was_compiled_is_refused(
+    toolchain: str, tmp_path: Path, make_settings: Callable[..., Settings]
 ) -> None:
-    """NVRTC has no flag that gives places other names, so only headers of the library may speak of themselves."""
+    """What is in the library is refused before; see test_checks."""
     outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "speaking.h").write_text('#pragma once\n#define SPEAKS "%s"\n' % (outside / "speaking.h"))
-    declared = f'schema = 1\nfamily = "steady"\n{OPS["quick"]}'
-    source = DEVICE.replace("MARK", "SPEAKS").replace('#include "marked.h"', f'#include "{outside / "speaking.h"}"')
-    root = write_files(tmp_path / "lib", {**FILES, "steady/op.toml": declared, "steady/image.cu": source})
-    spec = open_library(root).spec("quick", {"size": "small"}, parse_arch("9.0a"))
-    with pytest.raises(BuildError, match=r"it holds '/.*/outside/speaking\.h', a path of this machine"):
-        compile_specs([spec], make_settings())
-    assert checks.promise_of(spec, make_settings(KARTIFACTS_LINEINFO="1")).private == ()
+    write_files(outside, {"when.h": "// __TIME__ in a comment is none\n#define WHEN (__DATE__)\n"})
+    source = '#include <when.h>\nextern "C" __global__ void scale(float* x, int n) { x[0] = WHEN[n]; }\n'
+    root = write_files(tmp_path / "lib", {**IMAGE_FILES, "demo/scale.cu": source})
+    spec = open_library(root).spec("bare", {"size": "small"}, parse_arch("9.0a"))
+    flags = {"KARTIFACTS_CUDA_FLAGS": f"-I{outside}", "KARTIFACTS_CUDA_COMPILER": toolchain}
+    if toolchain == "cxx":
+        host = {"steady/host.cpp": "#include <when.h>\n" + HOST.replace("MARK", "WHEN")}
+        root = write_files(tmp_path / "hosts", {**library("host"), **host})
+        spec = open_library(root).spec("host", {"size": "small"}, CPU)
+        flags = {"KARTIFACTS_CXX_FLAGS": f"-I{outside}"}
+    found(toolchain, make_settings())
+    with pytest.raises(BuildError, match=r"__DATE__.* (might prevent reproducible builds|makes another image)"):
+        compile_specs([spec], make_settings(**flags))

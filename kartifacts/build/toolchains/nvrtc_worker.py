@@ -32,6 +32,7 @@ _FIRST = 100  # number of the first descriptor that stands for a directory of he
 _INCLUDED = re.compile(
     rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE
 )
+_CLOCKS = re.compile(rb'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\b(__(?:DATE|TIME|TIMESTAMP)__)\b', re.DOTALL)
 _MISSING = re.compile(r'(open source file "([^"\n]+)".*)')
 _LIBC = re.compile(
     r"(assert|ctype|errno|float|inttypes|limits|math|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time)\.h"
@@ -209,7 +210,7 @@ def reached(source: str, places: Iterable[str]) -> list[str]:
     """`source` and every file that it may include, directly or not, found as NVRTC finds them.
 
     NVRTC does not tell.  No condition is looked at, so that these may be more than it read, and never less, unless a
-    macro stands for a name.
+    macro stands for a name.  Raises `Failed` for one that would tell when it was compiled.
     """
     found: dict[str, None] = {}
     waiting = [os.path.normpath(source)]
@@ -221,6 +222,7 @@ def reached(source: str, places: Iterable[str]) -> list[str]:
         found[path] = None
         with open(path, "rb") as file:
             content = file.read().replace(b"\\\n", b"")
+        _refuse_clocks(path, content)
         for quoted, angled in _INCLUDED.findall(content):
             name = os.fsdecode(quoted or angled)
             for place in (*((os.path.dirname(path),) if quoted else ()), *places):
@@ -228,6 +230,17 @@ def reached(source: str, places: Iterable[str]) -> list[str]:
                     waiting.append(there)
                     break
     return list(found)
+
+
+def _refuse_clocks(path: str, content: bytes) -> None:
+    """What -Werror=date-time does in other compilers; NVRTC lets nobody define these macros."""
+    if b"__TIME" in content or b"__DATE__" in content:
+        for named in _CLOCKS.finditer(content):
+            if named[1]:
+                line = content.count(b"\n", 0, named.start()) + 1
+                raise worker.Failed(
+                    f"{path}({line}): error: {named[1].decode()} makes another image each time that it is compiled"
+                )
 
 
 def _rule(output: str, files: Iterable[str]) -> bytes:
