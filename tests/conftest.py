@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -33,6 +33,9 @@ from kartifacts.publish.lockfile import add_pins
 from kartifacts.publish.release import make_release as publish_release
 from kartifacts.publish.repository import Repository
 from kartifacts.runtime import host
+
+if TYPE_CHECKING:
+    from tests.sites import Site
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -264,6 +267,16 @@ def tiny(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return tmp_path / "tiny"
+
+
+@pytest.fixture
+def site(tmp_path: Path, tiny: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The tiny library installed as a package, a plan of it, and machines that build it."""
+    from tests.sites import Site
+
+    made = Site(tmp_path / "yard", tiny, compiler)
+    monkeypatch.syspath_prepend(made.packages)
+    return made
 
 
 @dataclass(frozen=True)

@@ -4,86 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kartifacts.publish.repository import Repository
-from tests.conftest import Answer, Compiler, Machine
+from tests.conftest import Answer, Compiler
+from tests.sites import ARCHS, CPU, Site
 
 pytestmark = pytest.mark.skipif(
     os.uname().machine != "x86_64", reason="needs an x86-64 machine, whose CPUs have levels"
 )
-
-ARCHS = ["cpu:x86-64", "cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4"]  # two kernels each
-CPU: dict[str, Any] = {"name": "cpu", "machine": "x86_64", "archs": ARCHS, "shards": 4}
-
-
-class Site:
-    """A place where the tiny library is installed as a package, a plan of it, and machines that build it."""
-
-    def __init__(self, root: Path, library: Path, compiler: Compiler) -> None:
-        self.root = root
-        self.packages = root / "site"
-        self.library = self.packages / "tinyops"
-        self.compiler = compiler
-        shutil.copytree(library, self.library)
-        (self.library / "__init__.py").touch()
-        meta = self.packages / "tinyops-1.0.dist-info"
-        meta.mkdir()
-        (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: tinyops\nVersion: 1.0\n")
-        (meta / "entry_points.txt").write_text("[kartifacts.libraries]\ntinyops = tinyops\n")
-        self.plan = root / "plan.toml"
-        self.write(CPU)
-
-    def write(self, *builds: dict[str, Any], more: str = "") -> None:
-        text = f'schema = 2\nlibrary = "tinyops"\n{more}'
-        for build in builds:
-            text += "[[build]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in build.items())
-        self.plan.write_text(text)
-
-    def machine(self, name: str) -> Machine:
-        return Machine(self.root / "homes" / name)
-
-    def cli(self, machine: str, *arguments: object, **settings: Any) -> Answer:
-        return self.machine(machine).cli(*arguments, cxx=self.compiler.path, jobs=1, **settings)
-
-    def shard(self, machine: str, shard: str, *, build: str = "cpu", meet: str = "meet", **settings: Any) -> Answer:
-        where = self.root / meet
-        options = ("--plan", self.plan, "--build", build, "--shard", shard, "--out", where, "--json")
-        return self.cli(machine, "build", *options, **settings)
-
-    def merge(self, out: str, *options: object, meet: str = "meet") -> Answer:
-        where = ("--plan", self.plan, "--from", self.root / meet, "--out", self.root / out)
-        return self.cli("merger", "merge", *where, *options, "--json")
-
-    def start(self, machine: str, shard: str) -> subprocess.Popen[str]:
-        """The same in a process of its own."""
-        environ = self.machine(machine).environ({"cxx": self.compiler.path, "jobs": 1, "PYTHONPATH": self.packages})
-        options = ["--plan", self.plan, "--build", "cpu", "--shard", shard, "--out", self.root / "meet", "--json"]
-        command = [sys.executable, "-m", "kartifacts", "build", *map(str, options)]
-        return subprocess.Popen(command, env=environ, cwd=self.root, stdout=subprocess.PIPE, text=True)
-
-    def files(self, place: str) -> dict[str, bytes]:
-        root = self.root / place
-        return {
-            str(path.relative_to(root)): path.read_bytes()
-            for path in sorted(root.rglob("*"))
-            if path.is_file() and not path.name.startswith(".partial-")
-        }
-
-
-@pytest.fixture
-def site(tmp_path: Path, tiny: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Site:
-    made = Site(tmp_path / "yard", tiny, compiler)
-    monkeypatch.syspath_prepend(made.packages)
-    return made
-
 
 # -- the same bytes ----------------------------------------------------------------------------------------------------
 
