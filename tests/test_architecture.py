@@ -11,13 +11,21 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import kartifacts
 from tests.conftest import REPORT, WATCH, Machine
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CHECKOUT = Path(__file__).parents[1]
 PACKAGE = CHECKOUT / "kartifacts"
@@ -253,6 +261,37 @@ def test_the_wheel_holds_every_module_and_every_kernel_source_and_no_test(wheel:
         "kartifacts",
         f"kartifacts-{kartifacts.__version__}.dist-info",
     }
+
+
+_BUILD_NEEDS = """
+import json, os, sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from kartifacts import config
+from kartifacts.build import launchers, library
+settings = config.read({"PATH": os.environ["PATH"]}, {"workspace": Path(sys.argv[2], "workspace")})
+assert launchers.prebuild(library.open_library(Path(sys.argv[1])), Path(sys.argv[2], "made"), settings)
+owners = packages_distributions()
+print(json.dumps(sorted({o for name in sys.modules for o in owners.get(name.partition(".")[0], ())})))
+"""
+
+
+def test_a_build_in_isolation_has_every_package_that_it_imports(machine: Machine) -> None:
+    """pip builds the wheel where nothing but `build-system.requires` is installed."""
+    requires = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["build-system"]["requires"]
+    allowed, pending = {"kartifacts"}, [Requirement(text) for text in requires]
+    while pending:
+        each = pending.pop()
+        if canonicalize_name(each.name) in allowed or (each.marker and not each.marker.evaluate({"extra": ""})):
+            continue
+        allowed.add(canonicalize_name(each.name))
+        pending += [Requirement(text) for text in metadata.requires(each.name) or ()]
+    command = [sys.executable, "-c", _BUILD_NEEDS, CHECKOUT / "kernels", machine.home]
+    done = subprocess.run(command, env=machine.environ({}), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = {canonicalize_name(name) for name in json.loads(done.stdout)}
+    assert {"jinja2", "msgspec"} <= imported
+    assert imported <= allowed
 
 
 @pytest.fixture(scope="module")
