@@ -20,6 +20,7 @@ from kartifacts.build.costs import FILE, Costs
 from kartifacts.build.jobs import Jobs
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.planner import LINK_MEMORY, Plan
+from kartifacts.build.room import Room
 from kartifacts.build.run import Limits, run
 from kartifacts.build.steps import Ran, Step
 from kartifacts.build.toolchains import find
@@ -41,6 +42,7 @@ class Progress:
         elapsed: seconds since the first step began.
         left: seconds that the rest will take, as earlier builds did.
         memory: bytes that the hungriest process took so far.
+        jobs: how many run at once.
     """
 
     done: int
@@ -51,6 +53,7 @@ class Progress:
     elapsed: float
     left: float
     memory: int
+    jobs: Jobs
 
 
 Told = Callable[[Progress], None]
@@ -149,9 +152,9 @@ class _Run:
         demands = [step.memory for step in self.plan.steps if step.known_as] or [LINK_MEMORY]
         stated, setting = self.settings.max_jobs, self.settings.jobs
         jobs = parallel.jobs(here, per_job=min(demands), max_jobs=stated, setting=setting)
-        if stated or setting is not None:
-            return Limits(jobs)
-        return Limits(jobs, parallel.memory_left(here), lambda: parallel.memory_left(parallel.machine()))
+        limited = not stated and setting is None
+        staging = self.plan.staging.resolve()
+        return Limits(jobs, Room(self.settings.workspace, staging, parallel.memory_now, limited=limited))
 
     def _keep_costs(self) -> None:
         try:
@@ -180,6 +183,7 @@ class _Run:
                 elapsed=time.monotonic() - self.began,
                 left=max(0.0, self.left - begun) * pace / self.jobs.n,
                 memory=max((ran.memory for ran in self.ran), default=0),
+                jobs=self.jobs,
             )
         )
 

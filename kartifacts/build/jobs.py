@@ -65,12 +65,6 @@ def jobs(
     return Jobs(max(1, lowest.n), lowest.reason)
 
 
-def memory_left(machine: Machine, reserve: int = RESERVE) -> int | None:
-    """Bytes that compilers may take; None if nothing limits them."""
-    left = _least((machine.available_memory, machine.cgroup_memory_left))
-    return None if left is None else max(0, left - reserve)
-
-
 # -- reading the machine -----------------------------------------------------------------------------------------------
 
 
@@ -80,10 +74,16 @@ def machine(root: Path = Path("/")) -> Machine:
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         cgroup_cpu=_least(_cpu_quota(place) for place in groups),
-        available_memory=_field(_text(root / "proc/meminfo"), "MemAvailable:", 1 << 10),
+        available_memory=_available(root),
         cgroup_memory_left=_least(_memory_left(place) for place in groups),
         pids_left=_least([*(_pids_left(place) for place in groups), _user_processes_left(root)]),
     )
+
+
+def memory_now(root: Path = Path("/"), reserve: int = RESERVE) -> int | None:
+    """Bytes that compilers may take now; None if nothing limits them."""
+    left = _least((_available(root), *map(_memory_left, _cgroups(root))))
+    return None if left is None else max(0, left - reserve)
 
 
 _N = TypeVar("_N", int, float)
@@ -99,6 +99,10 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def _available(root: Path) -> int | None:
+    return _field(_text(root / "proc/meminfo"), "MemAvailable:", 1 << 10)
 
 
 def _field(text: str, name: str, unit: int = 1) -> int | None:

@@ -10,13 +10,14 @@ import bisect
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from kartifacts.build.failures import explain, keep_log
 from kartifacts.build.jobs import Jobs
+from kartifacts.build.room import Room
 from kartifacts.build.steps import Ran, Step
 from kartifacts.build.toolchains.probe import environment
 from kartifacts.build.workers import COMMANDS, Answer, Died, Worker
@@ -28,21 +29,15 @@ from kartifacts.files.trust import make_directory
 log = logging.getLogger(__name__)
 
 _TICK = 1.0  # seconds after which who listens is told how it goes, if nothing has happened
+_PATIENCE = 600.0  # seconds for which other builders are left all the memory
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many steps run at once.
-
-    Args:
-        jobs: at most so many.
-        memory: bytes that they may need in all; None: as much as they like.
-        left: bytes that the machine has for one more, now that others use it too; None if nothing limits it.
-    """
+    """How many steps run at once: `jobs` at most, and as many as there is `room` for."""
 
     jobs: Jobs
-    memory: int | None = None
-    left: Callable[[], int | None] = lambda: None
+    room: Room
 
 
 class Listener(Protocol):
@@ -114,6 +109,7 @@ class _Run:
         self.idle: dict[tuple[str, ...], list[Worker]] = {}
         self.retried: set[str] = set()
         self.failed: BuildError | None = None
+        self.alone_since: float | None = None  # nothing runs, for want of memory
         self.selector = selectors.DefaultSelector()
         made = {step.output for step in steps}
         for step in steps:
@@ -126,16 +122,16 @@ class _Run:
 
     def all(self) -> None:
         try:
-            while self.ready or self.running:
+            while True:
                 self._begin_what_may()
                 if self.running:
                     now = time.monotonic()
                     self.listener.running([(begun.step, now - begun.since) for begun in self.running.values()])
-                    for key, _ in self.selector.select(_TICK):
-                        assert isinstance(key.fileobj, Worker)
-                        self._hear(key.fileobj)
-                elif self.failed is not None:
-                    raise self.failed
+                elif self.failed is not None or not self.ready:
+                    break  # else other builders have the memory
+                for key, _ in self.selector.select(_TICK):
+                    assert isinstance(key.fileobj, Worker)
+                    self._hear(key.fileobj)
             if self.failed is not None:
                 raise self.failed
         finally:
@@ -147,7 +143,7 @@ class _Run:
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     def _begin_what_may(self) -> None:
-        place = 0
+        place, too_much = 0, float("inf")  # bytes for which there is no room now
         while self.failed is None and place < len(self.ready):
             step = self.ready[place][2]
             if step.command is None:
@@ -156,34 +152,40 @@ class _Run:
                 place = 0  # what it has made may be waited for
             elif len(self.running) >= self.limits.jobs.n:
                 break
-            elif self._fits(step):
+            elif step.memory < too_much and self._begin(step):
                 del self.ready[place]
-                self._give(step)
             else:
+                too_much = min(too_much, step.memory)
                 place += 1
 
-    def _fits(self, step: Step) -> bool:
-        """Whether there is memory for a step; one alone always runs."""
-        if self.limits.memory is None or not self.running:
-            return True
-        expected = sum(begun.step.memory for begun in self.running.values()) + step.memory
-        if expected > self.limits.memory:
-            return False
-        left = self.limits.left()
-        return left is None or step.memory <= left
-
-    def _give(self, step: Step) -> None:
+    def _begin(self, step: Step) -> bool:
+        """Give a step to a worker, if there is room for it."""
         assert step.command is not None
+        worker = self._worker(step.command.worker or COMMANDS)
+        if not self.limits.room.take(worker.session, step.memory, anyway=self._has_waited()):
+            self.idle.setdefault(worker.command, []).append(worker)
+            return False
+        self.alone_since = None
         _make_room(step)
-        kind = step.command.worker or COMMANDS
-        idle = self.idle.get(kind)
-        if idle:
-            worker = idle.pop()
-        else:
-            worker = Worker(kind, self.environ)
-            self.selector.register(worker, selectors.EVENT_READ)
         self.running[worker] = _Begun(step, time.time_ns(), time.monotonic())
         worker.give(step.command.arguments, step.root)
+        return True
+
+    def _worker(self, kind: tuple[str, ...]) -> Worker:
+        if idle := self.idle.get(kind):
+            return idle.pop()
+        worker = Worker(kind, self.environ)
+        self.selector.register(worker, selectors.EVENT_READ)
+        return worker
+
+    def _has_waited(self) -> bool:
+        """Whether nothing of ours has run for so long that those with all the memory may hang themselves."""
+        if self.running:
+            return False
+        now = time.monotonic()
+        if self.alone_since is None:
+            self.alone_since = now
+        return now - self.alone_since > _PATIENCE
 
     def _act(self, step: Step) -> None:
         begun, cpu = _Begun(step, time.time_ns(), time.monotonic()), time.process_time()
@@ -199,19 +201,25 @@ class _Run:
         try:
             answer = worker.answer()
         except Died as error:
-            begun = self.running.pop(worker)
             self.selector.unregister(worker)
             worker.end()
-            self._has_failed(begun.step, error.status, error.text, 0)
+            if worker in self.running:
+                self._has_failed(self._no_longer(worker).step, error.status, error.text, 0)
+            else:
+                self.idle[worker.command].remove(worker)
             return
         if answer is None:
             return
-        begun = self.running.pop(worker)
+        begun = self._no_longer(worker)
         self.idle.setdefault(worker.command, []).append(worker)
         if answer.status == 0:
             self._has_ended(begun, answer)
         else:
             self._has_failed(begun.step, answer.status, answer.text, answer.memory)
+
+    def _no_longer(self, worker: Worker) -> _Begun:
+        self.limits.room.give_back(worker.session)
+        return self.running.pop(worker)
 
     def _has_ended(self, begun: _Begun, answer: Answer) -> None:
         ran = begun.ran(answer)

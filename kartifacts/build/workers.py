@@ -71,6 +71,11 @@ class Worker:
         assert self._process.stdout is not None
         self._jobs, self._answers = self._process.stdin, self._process.stdout
 
+    @property
+    def session(self) -> int:
+        """The process that leads the session of all that it starts."""
+        return self._process.pid
+
     def fileno(self) -> int:
         """Can be read from when there is something for `answer`."""
         return self._answers.fileno()

@@ -151,6 +151,21 @@ def _reap(parent: Path) -> None:
                 os.close(handle)
 
 
+def neighbours(own: Path) -> list[Path]:
+    """The staging directories of other builds that run on this machine now; `own` is ours."""
+    return [place for place in own.parent.glob(f"{_host()}-*") if place != own and _is_in_use(place)]
+
+
+def _is_in_use(place: Path) -> bool:
+    with contextlib.suppress(OSError):
+        handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return not _free(handle, unknown=True)
+        finally:
+            os.close(handle)
+    return False
+
+
 def _free(handle: int, *, unknown: bool) -> bool:
     try:
         return locking.try_lock(handle)

@@ -17,27 +17,40 @@ if TYPE_CHECKING:
     from kartifacts.build.compile import Progress
 
 _OFTEN = 0.1  # seconds between two looks of the line
+_SELDOM = 30.0  # seconds between two lines where they stay, as in the log of a CI
 _LINE = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
 @contextmanager
 def build_line(settings: Settings, kernels: int) -> Iterator[Callable[[Progress], None]]:
-    """One line that says what is waited for, how long it has taken and will take, and the most memory that it took."""
+    """Say on standard error how many run at once and why, then what is waited for and what it takes.
+
+    On a terminal that is one line which changes; elsewhere a line now and then.
+    """
     from tqdm import tqdm
 
-    with tqdm(
-        desc=f"building {kernels} kernels", disable=hidden(settings), leave=False, bar_format=_LINE, dynamic_ncols=True
-    ) as bar:
-        shown = 0.0
+    title = f"building {kernels} kernels"
+    with tqdm(desc=title, disable=hidden(settings), leave=False, bar_format=_LINE, dynamic_ncols=True) as bar:
+        lines = bar.disable and settings.progress == "auto"
+        started = shown = 0.0
 
         def show(now: Progress) -> None:
-            nonlocal shown
-            if bar.disable or (now.done < now.total and time.monotonic() < shown + _OFTEN):
+            nonlocal started, shown
+            if bar.disable and not lines:
                 return
-            shown = time.monotonic()
-            bar.total, bar.n = now.total, now.done
-            bar.set_postfix_str(described(now), refresh=False)
-            bar.refresh()
+            at = time.monotonic()
+            if not started:
+                started = at
+                shown = at if lines else 0.0
+                tqdm.write(f"{title}: {now.total} steps, jobs={now.jobs.n} ({now.jobs.reason})", file=sys.stderr)
+            if lines and at >= shown + _SELDOM:
+                shown = at
+                tqdm.write(f"{title}: {now.done}/{now.total}, {now.elapsed:.0f} s, {described(now)}", file=sys.stderr)
+            elif not lines and (now.done == now.total or at >= shown + _OFTEN):
+                shown = at
+                bar.total, bar.n = now.total, now.done
+                bar.set_postfix_str(described(now), refresh=False)
+                bar.refresh()
 
         yield show
 
