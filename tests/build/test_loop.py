@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -240,6 +241,42 @@ def test_what_was_not_touched_is_not_read_again(loop: Loop, reads: list[str], mo
     monkeypatch.setattr(remembered, "parsed", lambda file: pytest.fail(f"{file} is read"))
     assert loop.build() == loop.first
     assert reads == []
+
+
+WATCHED = """
+import sys
+from pathlib import Path
+from kartifacts import config
+from kartifacts.build.jit import build_one
+from kartifacts.build.library import open_library
+from kartifacts.build.toolchains import cxx
+from kartifacts.model.arch import parse_arch
+settings, root, arch = config.read(), Path(sys.argv[1]), parse_arch(sys.argv[2])
+seen = []
+sys.addaudithook(lambda event, args: seen.append(f"{event} {args[:1]}"))
+build_one(open_library(root, workspace=settings.workspace).spec("other", {"size": "small"}, arch), settings)
+print(*seen, sep="\\n")
+"""
+
+
+def test_a_check_with_nothing_to_do_opens_no_header_and_starts_no_program(loop: Loop) -> None:
+    """However many there are: for 200 it is to cost 5 ms of CPU (see `bench/noop.py`)."""
+    for number in range(200):
+        text = f'#include "h{number + 1}.h"\n' if number % 20 < 19 else ""
+        (loop.root / f"include/h{number}.h").write_text(f"#pragma once\n{text}")
+    includes = "".join(f'#include "h{number}.h"\n' for number in range(0, 200, 20))
+    edit(loop.root / "demo/other_cpu.cpp", "long kart", f"{includes}long kart")
+    loop.build("other")
+    place = loop.settings.workspace
+    environ = {"HOME": str(loop.root), "PATH": os.environ["PATH"], "KARTIFACTS_WORKSPACE": str(place)}
+    command = [sys.executable, "-c", WATCHED, str(loop.root), str(CPU)]
+    before, after = (
+        subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert before.count("h199.h") == 1  # another library lends it headers than this process: it remembers nothing yet
+    assert "include" not in after
+    assert 3 <= len(re.findall(r"^open \('", after, re.MULTILINE)) <= 6
+    assert not re.search(r"^(subprocess|os\.(fork|exec|posix_spawn))", after, re.MULTILINE)
 
 
 def test_what_was_touched_is_read_once(loop: Loop, reads: list[str]) -> None:
