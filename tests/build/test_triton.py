@@ -196,7 +196,7 @@ def test_a_loaded_kernel_refuses_what_it_cannot_launch(root: Path, machine: Mach
     """Which needs no GPU: whatever is wrong is found before the driver is asked."""
     import numpy as np
 
-    gpus("9.0a")
+    gpus("9.0")
     kernel = machine.registry(libraries=[root]).load("demo/scale", device="cuda", **AXES)
     assert (kernel.arch, kernel.exports) == (parse_arch("9.0a"), ("scale",))
     x: Any = np.zeros(64, np.float16)
@@ -214,10 +214,10 @@ def test_a_loaded_kernel_refuses_what_it_cannot_launch(root: Path, machine: Mach
 def test_a_device_gets_the_arch_that_triton_knows_it_by(
     root: Path, machine: Machine, gpus: Callable[..., None]
 ) -> None:
-    """Others compile for the family, 10.0f; Triton always for the exact device."""
-    gpus("10.0a")
+    """Others compile for the family, 12.0f; Triton always for the exact device."""
+    gpus("12.0")
     kernel = machine.registry(libraries=[root]).load("demo/scale", device="cuda", **AXES)
-    assert str(kernel.arch) == "10.0a"
+    assert str(kernel.arch) == "12.0a"
 
 
 # -- what the key is made of -------------------------------------------------------------------------------------------
