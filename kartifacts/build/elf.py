@@ -10,6 +10,7 @@ from pathlib import Path
 from kartifacts.build.cubins import AMDGPU, CUDA, Image, Usage, images_in, is_fatbin
 from kartifacts.build.images import IMAGE, attached, noted_in
 from kartifacts.build.sections import (
+    HOSTS,
     SHT_DYNAMIC,
     SHT_DYNSYM,
     SHT_NOTE,
@@ -28,7 +29,7 @@ from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import Arch
 from kartifacts.model.spec import FFI_ABI
 
-_MACHINES = {62: "x86_64", 183: "aarch64", CUDA: "cuda", AMDGPU: "amdgpu"}
+_MACHINES = {**HOSTS, CUDA: "cuda", AMDGPU: "amdgpu"}
 _IMAGES = {CUDA: "cubin", AMDGPU: "hsaco"}
 _SHARED_OBJECT = 3
 _DT_NEEDED, _DT_RPATH, _DT_TEXTREL, _DT_RUNPATH, _DT_FLAGS, _DF_TEXTREL = 1, 15, 22, 29, 30, 4

@@ -64,8 +64,13 @@ def find_built(spec: Spec, settings: Settings, toolchain: Toolchain | None = Non
 
     Writes nothing and starts no process.
     """
+    return next(every_built(spec, settings, toolchain), None)
+
+
+def every_built(spec: Spec, settings: Settings, toolchain: Toolchain | None = None) -> Iterator[BuiltKernel]:
+    """All of them, newest first: machines and environments that share a workspace may each have their own."""
     key = None if toolchain is None else spec.key(toolchain.made_with(spec))
-    return kept.find(settings.workspace, spec, key)
+    yield from kept.every(settings.workspace, spec, key)
 
 
 def explain_key(spec: Spec, settings: Settings) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import msgspec
 
 from kartifacts.build import remembered
 from kartifacts.build.outside import Seen, unchanged
+from kartifacts.build.sections import host_machine
 from kartifacts.build.toolchains import IMAGES
 from kartifacts.build.workspace import check_owner, storage_errors, sync
 from kartifacts.errors import ConfigError, VerificationError
@@ -58,6 +59,7 @@ class BuiltKernel:
     needs: Mapping[str, str]
     toolchain: Mapping[str, str]
     suffix: str = SUFFIX
+    machine: str = ""  # whose host code it holds, as `os.uname` names it; empty for an image
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +84,12 @@ def folder(workspace: Path, spec: Spec) -> Path:
 
 
 def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel | None:
-    """The finished build of `spec` with this key, or without one the newest of any compiler; None if there is none.
+    """The first of `every`; None if there is none."""
+    return next(every(workspace, spec, key), None)
+
+
+def every(workspace: Path, spec: Spec, key: Digest | None = None) -> Iterator[BuiltKernel]:
+    """The finished builds of `spec` with this key, or without one those of any compiler on any machine, newest first.
 
     Without a key, what was compiled with flags of somebody's settings is passed over.  A damaged build counts as none,
     with a warning, and so does one of headers that have changed.  Writes nothing.
@@ -98,7 +105,7 @@ def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel 
     else:  # its place, then those beside it; only looked for if need be
         places = chain([home / key], (place for place in _entries(home) if place.name.startswith(f"{key}.")))
     found = (kernel for place in places if (kernel := _usable(place, spec)) is not None)
-    return next((kernel for kernel in found if key is not None or not overridden(kernel.toolchain)), None)
+    yield from (kernel for kernel in found if key is not None or not overridden(kernel.toolchain))
 
 
 def _usable(place: Path, spec: Spec) -> BuiltKernel | None:
@@ -170,6 +177,7 @@ def _checked(place: Path, record: Record) -> BuiltKernel:
         needs=record.needs,
         toolchain=record.parts["compiler"],
         suffix=record.suffix,
+        machine=host_machine(content),
     )
 
 

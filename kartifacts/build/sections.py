@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+HOSTS = {62: "x86_64", 183: "aarch64"}
 SHT_NOTE, SHT_NOBITS, SHT_DYNAMIC, SHT_DYNSYM, SHT_VERNEED = 7, 8, 6, 11, 0x6FFFFFFE
 
 # An honest file stays far below these; a crafted one must not cost more than its size.
@@ -51,6 +52,11 @@ class Section:
         if self._left < 0:
             raise Malformed("its names overlap")
         return raw.decode("utf-8", "backslashreplace")
+
+
+def host_machine(content: bytes) -> str:
+    """Whose host code an ELF file holds: ``x86_64`` or ``aarch64``; empty if it is none of these."""
+    return HOSTS.get(int.from_bytes(content[18:20], "little"), "") if content[:4] == b"\x7fELF" else ""
 
 
 def kind_and_machine(data: memoryview) -> tuple[int, int]:

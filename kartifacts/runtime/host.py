@@ -85,8 +85,15 @@ def device_arch(device: str | None, kinds: Collection[str] = ("cuda", "cpu")) ->
 # -- needs -------------------------------------------------------------------------------------------------------------
 
 
-def unmet(needs: Mapping[str, str]) -> str | None:
-    """What this machine lacks of a kernel's needs, as a sentence; None if it lacks nothing."""
+def unmet(needs: Mapping[str, str], machine: str = "") -> str | None:
+    """What this machine lacks of a kernel's needs, as a sentence; None if it lacks nothing.
+
+    Args:
+        needs: as in `KernelEntry.needs`.
+        machine: whose host code it holds, e.g. ``aarch64``; empty if it holds none.
+    """
+    if machine not in ("", here := os.uname().machine):
+        return f"its host code is for {machine}; this machine is {here}"
     return fits(needs, _version_here)
 
 

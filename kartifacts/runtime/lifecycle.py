@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ BEFORE = "built here before"
 _Wanted = tuple[Digest, Arch, Settings]
 
 _loaded: dict[_Wanted, Kernel] = {}
-_unloadable: dict[_Wanted, Path] = {}  # kept, and of no use to this process
+_unloadable: dict[_Wanted, set[Path]] = {}  # kept, and of no use here: in the way only if one has the key of ours
 
 
 def build_and_load(spec: Spec, settings: Settings | None = None) -> Kernel:
@@ -82,15 +82,13 @@ def find(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Kernel | No
     Raises:
         ConfigError: the settings ask for what cannot be given.
     """
-    built = find_built(spec, settings, refusals)
-    if built is None:
-        return None
-    try:
-        return _load(spec, built, BEFORE, refusals)
-    except LoadError as error:
-        _unloadable[_wanted(spec, settings)] = built.path
-        refusals.append(Refusal(BEFORE, error.message))
-        return None
+    for built in _kept(spec, settings, refusals):
+        try:
+            return _load(spec, built, BEFORE, refusals)
+        except LoadError as error:
+            _unloadable.setdefault(_wanted(spec, settings), set()).add(built.path)
+            refusals.append(Refusal(BEFORE, error.message))
+    return None
 
 
 def _wanted(spec: Spec, settings: Settings) -> _Wanted:
@@ -101,22 +99,29 @@ def _load(spec: Spec, built: BuiltKernel, origin: str, refusals: Iterable[Refusa
     return Kernel(spec.uri, built.arch, built.path, origin, built.exports, tuple(refusals))
 
 
-def find_built(spec: Spec, settings: Settings, refusals: list[Refusal]) -> BuiltKernel | None:
-    """A finished build that this machine can load; else None, and why is added to `refusals`.  Writes nothing."""
+def _kept(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Iterator[BuiltKernel]:
+    """The finished builds that this process may load, newest first; why others are none is added to `refusals`.
+
+    Writes nothing.
+    """
     if settings.disk_cache == "off":
         log.warning("KARTIFACTS_DISK_CACHE=off: %s is not looked for among what was built here before", spec.uri)
         refusals.append(Refusal(BEFORE, "not looked at: KARTIFACTS_DISK_CACHE=off"))
-        return None
+        return
+    found = False
     try:
-        built = builder.find_built(spec, settings, _demanded(spec, settings))
+        for built in builder.every_built(spec, settings, _demanded(spec, settings)):
+            found = True
+            lacking = host.unmet(built.needs, built.machine)
+            if lacking is None:
+                yield built
+            else:
+                _unloadable.setdefault(_wanted(spec, settings), set()).add(built.path)
+                refusals.append(Refusal(BEFORE, lacking))
     except (StoreError, NoCompiler) as error:  # it is for who builds to say that this stands in the way
         refusals.append(Refusal(BEFORE, error.message))
-        return None
-    lacking = f"nothing for {spec.arch}" if built is None else host.unmet(built.needs)
-    if lacking is not None:
-        refusals.append(Refusal(BEFORE, lacking))
-        return None
-    return built
+    else:
+        refusals += [] if found else [Refusal(BEFORE, f"nothing for {spec.arch}")]
 
 
 def _demanded(spec: Spec, settings: Settings) -> Toolchain | None:
@@ -139,7 +144,7 @@ def explain(spec: Spec, settings: Settings) -> list[Refusal]:
     """What `build_and_load` would do, and how what was built before differs from what is wanted."""
     rows: list[Refusal] = []
     try:
-        if built := find_built(spec, settings, rows):
+        if built := next(_kept(spec, settings, rows), None):
             rows.append(Refusal(BEFORE, f"fits: {built.path}"))
         else:
             rows += [Refusal(BEFORE, text) for text in _nearest(spec, settings)]
@@ -180,8 +185,11 @@ def build(spec: Spec, settings: Settings, refusals: Iterable[Refusal]) -> Kernel
         )
     log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
     try:
-        _set_aside(_unloadable.pop(_wanted(spec, settings), None), settings)
-        kernel = _load(spec, _built(spec, settings), "jit", refusals)
+        built = _built(spec, settings)
+        if built.path in _unloadable.pop(_wanted(spec, settings), ()):
+            _set_aside(built.path, settings)
+            built = _built(spec, settings)
+        kernel = _load(spec, built, "jit", refusals)
     except KartifactsError as error:
         misses.note(spec, settings, "failed", error.message)
         error.refusals = (*refusals, *error.refusals)
@@ -213,10 +221,8 @@ def _rescue_log(error: BuildError, logs: Path) -> None:
     error.log = str(stays)
 
 
-def _set_aside(path: Path | None, settings: Settings) -> None:
+def _set_aside(path: Path, settings: Settings) -> None:
     """Take a kept kernel that does not load out of the way; who has it mapped is not disturbed."""
-    if path is None:
-        return
     log.warning("the kernel in %s does not load: it is built again", path.parent)
     workspace.usable(settings.workspace)
     storing = workspace.storage_errors(settings.workspace)

@@ -174,6 +174,86 @@ def test_environments_that_share_a_workspace_take_no_kernel_of_another_abi(
         machine.registry(libraries=[tiny], jit="never").load(**ANSWER)
 
 
+def of_another_abi(content: bytes, needs: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    return content, {**needs, "tvm_ffi": "9.0"}
+
+
+def of_a_newer_system(content: bytes, needs: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    return content, {**needs, "glibc": "99.0"}
+
+
+def of_another_machine(content: bytes, needs: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    """A home on a network, mounted by machines of two kinds that have the same GPU."""
+    other = 183 if os.uname().machine == "x86_64" else 62
+    return content[:18] + other.to_bytes(2, "little") + content[20:], needs
+
+
+def that_does_not_load(content: bytes, needs: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    return content[:64] + bytes(len(content) - 64), needs
+
+
+def put_beside(kernel: Kernel, change: Callable[[bytes, dict[str, str]], tuple[bytes, dict[str, str]]]) -> Path:
+    """What somebody else, who shares the workspace, built later of the same sources for the same GPU or CPU."""
+    said = json.loads(kernel.path.with_name("kernel.json").read_bytes())
+    content, needs = change(kernel.path.read_bytes(), said["needs"])
+    key = sha256(b"of another compiler")
+    said |= {"key": key, "sha256": sha256(content), "size": len(content), "needs": needs}
+    place = kernel.path.parent.with_name(key)
+    place.mkdir()
+    for path, data in ((place / "kernel.so", content), (place / "kernel.json", json.dumps(said).encode())):
+        path.write_bytes(data)
+        path.chmod(0o444)
+    later = kernel.path.with_name("kernel.json").stat().st_mtime + 60
+    os.utime(place / "kernel.json", (later, later))
+    return place / "kernel.so"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (of_another_abi, "needs tvm_ffi 9.0; here it is"),
+        (of_a_newer_system, "needs glibc 99.0; here it is"),
+        (of_another_machine, f"this machine is {os.uname().machine}"),
+        (that_does_not_load, "does not load"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_who_shares_a_workspace_loads_its_own_and_leaves_that_of_others(
+    machine: Machine,
+    tiny: Path,
+    compiler: Compiler,
+    change: Callable[[bytes, dict[str, str]], tuple[bytes, dict[str, str]]],
+    words: str,
+) -> None:
+    own = machine.registry(libraries=[tiny], cxx=compiler.path).load(**ANSWER)
+    other = put_beside(own, change)
+    for policy in ("never", "auto"):
+        kernel = machine.registry(libraries=[tiny], cxx=compiler.path, jit=policy).load(**ANSWER)
+        assert (kernel.origin, kernel.path, kernel()) == ("built here before", own.path, 7000)
+        assert any(words in refusal.reason for refusal in kernel.refusals)
+    assert compiler.compiled == 1
+
+    shutil.rmtree(own.path.parent)
+    with pytest.raises(MissingKernel, match=words):
+        machine.registry(libraries=[tiny], jit="never").load(**ANSWER)
+    kernel = machine.registry(libraries=[tiny], cxx=compiler.path).load(**ANSWER)
+    assert (kernel.origin, kernel()) == ("jit", 7000)
+    assert other.exists()
+
+
+def test_a_kept_kernel_of_our_own_key_that_needs_more_than_is_here_is_built_again(machine: Machine, tiny: Path) -> None:
+    """As a container with an older system may have the very same compiler."""
+    kernel = machine.registry(libraries=[tiny]).load(**ANSWER)
+    record = kernel.path.with_name("kernel.json")
+    said = json.loads(record.read_bytes())
+    record.chmod(0o644)
+    record.write_text(json.dumps({**said, "needs": {"glibc": "99.0"}}))
+    record.chmod(0o444)
+    kernel = machine.registry(libraries=[tiny]).load(**ANSWER)
+    assert (kernel.origin, kernel()) == ("jit", 7000)
+    assert json.loads(record.read_bytes())["needs"] == said["needs"]
+
+
 @pytest.mark.nvcc
 @pytest.mark.usefixtures("toolkit")
 def test_each_of_two_different_gpus_gets_a_kernel_compiled_for_it(machine: Machine, gpus: Callable[..., None]) -> None:
