@@ -25,7 +25,7 @@ _builds_option = click.option(
     type=click.Choice(["table", "json", "github", "gitlab"]),
     default="table",
     show_default=True,
-    help="github: one line for strategy.matrix; gitlab: a child pipeline.",
+    help="github: one line for strategy.matrix; gitlab: a child pipeline whose job extends .kartifacts-build.",
 )
 @_builds_option
 @click.option("--check", is_flag=True, help="Hold the plan against the library that is installed here, too.")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from kartifacts.publish.plan import read_plan
 from kartifacts.publish.repository import Repository
 from tests.conftest import Answer, Compiler
 from tests.sites import ARCHS, CPU, Site
@@ -319,14 +321,82 @@ def test_the_matrix_has_a_row_for_each_shard_with_all_that_a_job_needs(site: Sit
     assert github.count("\n") == 1
     assert json.loads(github) == {"include": rows}
     gitlab = json.loads(site.cli("ci", "plan", site.plan, "--format", "gitlab").out)
-    assert gitlab["build"]["parallel"]["matrix"] == [{name.upper(): row[name] for name in row} for row in rows]
-    assert all(isinstance(value, str) for row in rows for value in row.values())
+    assert gitlab["build"]["parallel"]["matrix"][2] == {
+        "BUILD": "gpu",
+        "SHARD": "1/1",
+        "BUILDER": "box",
+        "IMAGE": "debian:12",
+        "MACHINE": "x86_64",
+    }
     table = site.cli("ci", "plan", site.plan, "--build", "gpu").out.splitlines()
     assert len(table) == 2
     assert table[1].split()[:4] == ["gpu", "1/1", "box", "debian:12"]
     checked = site.cli("ci", "plan", site.plan, "--check")
     assert "cpu: 8 kernels" in checked.out
     assert "gpu: 2 kernels" in checked.out
+
+
+def of_github(site: Site, *plan: object) -> list[dict[str, str]]:
+    """The rows of a matrix, which is what GitHub documents: one line, `include` alone, at most 256 objects of texts."""
+    out = site.cli("ci", "plan", *plan, "--format", "github").out
+    assert out.count("\n") == 1
+    assert out.isascii()
+    assert not re.search(r"[\r\n%]", out[:-1])
+    matrix = json.loads(out)
+    assert list(matrix) == ["include"]
+    rows: list[dict[str, str]] = matrix["include"]
+    assert 1 <= len(rows) <= 256
+    for row in rows:
+        assert all(re.fullmatch("[a-z_][a-z0-9_-]*", name) and isinstance(row[name], str) for name in row)
+    return rows
+
+
+def of_gitlab(site: Site, *plan: object) -> list[dict[str, str]]:
+    """The same of GitLab: jobs of a child pipeline, at most 200 rows of variables, names of at most 255 characters."""
+    pipeline = json.loads(site.cli("ci", "plan", *plan, "--format", "gitlab").out)
+    assert list(pipeline) == ["build"], "and no keyword of a pipeline, as `stages` or `image`"
+    assert pipeline["build"].keys() == {"extends", "parallel"}
+    assert pipeline["build"]["extends"].startswith("."), "a hidden job, which runs by itself never"
+    assert list(pipeline["build"]["parallel"]) == ["matrix"]
+    rows: list[dict[str, str]] = pipeline["build"]["parallel"]["matrix"]
+    assert 1 <= len(rows) <= 200
+    for row in rows:
+        assert all(re.fullmatch("[A-Z][A-Z0-9_]*", name) and isinstance(row[name], str) for name in row)
+        assert len(f"build: [{', '.join(row.values())}]") <= 255
+    assert len({tuple(row.values()) for row in rows}) == len(rows), "their names tell them apart"
+    return rows
+
+
+def test_the_matrix_of_our_own_plan_is_one_that_both_systems_take(site: Site) -> None:
+    plan = Path(__file__).parents[2] / "manifests/release.toml"
+    rows, variables = of_github(site, plan), of_gitlab(site, plan)
+    assert [(row["build"], row["shard"]) for row in rows] == [(row["BUILD"], row["SHARD"]) for row in variables]
+    assert {row["build"] for row in rows} == {build.name for build in read_plan(plan).builds}
+
+
+@pytest.mark.parametrize(("form", "most"), [("github", 256), ("gitlab", 200)])
+def test_more_jobs_than_a_matrix_may_have_are_refused_before_a_pipeline_is(form: str, most: int, site: Site) -> None:
+    site.write({**CPU, "shards": most})
+    assert len({"github": of_github, "gitlab": of_gitlab}[form](site, site.plan)) == most
+    site.write({**CPU, "shards": most + 1})
+    answer = site.cli("ci", "plan", site.plan, "--format", form)
+    assert answer.code == 2
+    assert f"the plan has {most + 1} jobs" in answer.err
+    assert f"at most {most}" in answer.err
+    assert site.cli("ci", "plan", site.plan).code == 0
+
+
+def test_a_name_that_gitlab_would_fail_of_without_a_word_is_refused(site: Site) -> None:
+    folder = site.root / "builders/box"
+    folder.mkdir(parents=True)
+    builder = {**CPU, "shards": 1, "builder": "box"}
+    room = 255 - len("build: [cpu, 1/1, box, , x86_64]")
+    for length, fine in ((room, True), (room + 1, False)):
+        (folder / "builder.toml").write_text(f'name = "box"\nimage = "{"x" * length}"\n')
+        site.write(builder, more='builders = "builders"\n')
+        answer = site.cli("ci", "plan", site.plan, "--format", "gitlab")
+        assert answer.code == (0 if fine else 2), answer.err
+        assert fine or "256 characters, of which it takes 255" in answer.err
 
 
 def test_the_report_of_a_build_adds_up_to_what_is_in_the_directory(site: Site) -> None:
@@ -350,6 +420,24 @@ def test_the_report_of_a_build_adds_up_to_what_is_in_the_directory(site: Site) -
     coverage = {(uri, arch) for uri, archs in report["coverage"].items() for arch in archs}
     assert coverage == kernels.keys()
     assert json.loads(files["costs"].read_bytes())["costs"]
+
+
+def test_costs_that_are_measured_again_replace_those_that_were_kept(site: Site) -> None:
+    """What another library took, and a source that is gone, is not written down again."""
+    costs = site.root / "costs.json"
+    old = {"seconds": 9999.0, "memory": 1}
+    content = {"schema": 1, "costs": {"tinyops:demo/answer_cpu.cpp cxx": old, "tinyops:demo/gone.cpp cxx": old}}
+    costs.write_text(json.dumps(content))
+    own = site.machine("runner").settings().workspace / "costs.json"
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps({"schema": 1, "costs": {"others:a.cu nvcc": old}}))
+    site.write({**CPU, "shards": 2})
+    options = ("--plan", site.plan, "--build", "cpu", "--shard", "1/2", "--out", site.root / "meet")
+    answer = site.cli("runner", "build", *options, "--costs-out", costs)
+    assert answer.code == 0, answer.err
+    ((name, measured),) = json.loads(costs.read_bytes())["costs"].items()
+    assert name == "tinyops:demo/answer_cpu.cpp cxx"
+    assert 0 < measured["seconds"] < 100
 
 
 def test_measured_costs_decide_who_builds_what_and_others_than_these_are_refused(site: Site) -> None:

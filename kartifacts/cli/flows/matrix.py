@@ -10,7 +10,13 @@ from typing import Any
 
 from kartifacts.cli.flows import planned
 from kartifacts.cli.flows.shared import Report
+from kartifacts.errors import ConfigError
 from kartifacts.publish.plan import read_plan
+
+MAX_GITHUB = 256  # jobs of one matrix
+MAX_GITLAB = 200
+MAX_GITLAB_NAME = 255  # characters; a longer name lets the whole pipeline fail without a word
+_FOR_GITLAB = ("build", "shard", "builder", "image", "machine")
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,34 @@ def _json(report: Report) -> Iterator[str]:
 
 
 def _github(report: Report) -> Iterator[str]:
-    """One line, for `echo "matrix=$(...)" >> "$GITHUB_OUTPUT"` and `strategy.matrix: fromJSON(...)`."""
+    """One line, for `echo "matrix=$(...)" >> "$GITHUB_OUTPUT"` and `strategy.matrix: ${{ fromJSON(...) }}`."""
+    _check_count(report, "GitHub Actions", MAX_GITHUB)
     yield json.dumps({"include": report["jobs"]}, separators=(",", ":"))
 
 
 def _gitlab(report: Report) -> Iterator[str]:
-    """A child pipeline; JSON is YAML.  What a job does stands in `.kartifacts-build`, in a file included beside it."""
-    rows: list[Mapping[str, Any]] = [{name.upper(): value for name, value in row.items()} for row in report["jobs"]]
+    """A child pipeline; JSON is YAML.  What a job does stands in `.kartifacts-build`, in a file included beside it.
+
+    GitLab puts all values into the name of the job, so there are only those that a job cannot do without.
+    """
+    _check_count(report, "GitLab", MAX_GITLAB)
+    rows: list[Mapping[str, Any]] = [{name.upper(): row[name] for name in _FOR_GITLAB} for row in report["jobs"]]
+    for row in rows:
+        name = f"build: [{', '.join(row.values())}]"
+        if len(name) > MAX_GITLAB_NAME:
+            raise ConfigError(
+                f"GitLab would call a job {name!r}: {len(name)} characters, of which it takes {MAX_GITLAB_NAME}",
+                hint="shorten the name of the build, or that of the image in its builder.toml",
+            )
     yield json.dumps({"build": {"extends": ".kartifacts-build", "parallel": {"matrix": rows}}}, indent=2)
+
+
+def _check_count(report: Report, system: str, most: int) -> None:
+    if len(report["jobs"]) > most:
+        raise ConfigError(
+            f"the plan has {len(report['jobs'])} jobs, and a matrix of {system} at most {most}",
+            hint="lower the number of shards, or make a matrix for each build with --build",
+        )
 
 
 _FORMS = {"table": _table, "json": _json, "github": _github, "gitlab": _gitlab}
