@@ -78,7 +78,10 @@ def differences(first: bytes, second: bytes) -> list[Difference]:
 
 def _rank(row: Difference) -> int:
     """Causes before what follows from them."""
-    told = (*_TEXTS, "dynamic entries", "exports", "needs", "function ", "header", "symbols")
+    told = (
+        *(*_TEXTS, "dynamic entries", "exports", "needs", "function ", "header", "symbols"),
+        *("section .text", "section .rodata", "section .data"),
+    )
     place = next((number for number, word in enumerate(told) if word in row.where), len(told))
     return place if place < len(told) or row.change == "changed" else place - 1
 

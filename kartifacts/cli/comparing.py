@@ -99,4 +99,4 @@ def _tree(rows: Iterable[Sequence[str]]) -> Iterator[str]:
         for depth in range(same, len(path) - 1):
             yield f"{'  ' * depth}{path[depth]}:"
         yield f"{'  ' * (len(path) - 1)}{path[-1]}: {text}"
-        before = path[:-1]
+        before = path
