@@ -36,6 +36,7 @@ from kartifacts.errors import (
 )
 from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.runtime import host, recall
+from kartifacts.runtime.content import other_code
 from kartifacts.runtime.found import Found
 from kartifacts.runtime.kernel import Kernel
 from kartifacts.runtime.turn import turn
@@ -168,8 +169,8 @@ class Registry:
         request = Request(spec.library, spec.uri, spec.family, device, spec.op_digest, os.uname().machine)
         for bundle, entry in self._fitting(request, refusals, [], remote=False):
             path = self._here.store.find(entry.digest, entry.size, entry.suffix)
-            if path is not None:  # else a load will bring it
-                arch = parse_arch(bundle.descriptor.note("arch"))
+            arch = parse_arch(bundle.descriptor.note("arch"))
+            if path is not None and other_code(path, arch) is None:  # else a load will bring it, or say what is wrong
                 found = Found(path, arch, "store", tuple(entry.exports))
                 self._note(asked, recall.Recalled(request.uri, found, tuple(refusals)), spec)
             return
@@ -301,6 +302,10 @@ class Registry:
             with _noting(refusals, bundle.name):
                 path = fetcher.ensure(bundle, [entry])[entry.uri]
                 arch, origin = parse_arch(bundle.descriptor.note("arch")), fetcher.origin_of(entry)
+                if reason := other_code(path, arch):
+                    log.warning("%s of %s is not used: it %s", entry.uri, bundle.name, reason)
+                    refusals.append(Refusal(bundle.name, f"{entry.uri} {reason}"))
+                    continue
                 return Kernel(request.uri, arch, path, origin, tuple(entry.exports), tuple(refusals))
         return None
 

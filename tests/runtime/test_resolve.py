@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from kartifacts.build import jit
+from kartifacts.build.library import discover
 from kartifacts.errors import ArtifactUnavailable, ConfigError, LoadError, MissingKernel, NoCompiler, VerificationError
+from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import FFI_ABI
 from kartifacts.publish.lockfile import add_pins
 from kartifacts.publish.repository import Repository
@@ -96,6 +99,64 @@ def test_what_lacks_the_device_is_compiled_for_it(machine: Machine, make_release
     kernel = machine.registry(path=made.path, lock=made.lock_file).load("norm/rmsnorm", device="cuda", dtype="float32")
     assert (kernel.origin, str(kernel.arch)) == ("jit", "12.0f")
     assert any("built for 9.0a," in str(refusal) for refusal in kernel.refusals)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], bytes]:
+    """The kernel of `URI` for an arch, as the JIT makes it."""
+    machine = Machine(tmp_path_factory.mktemp("builder"))
+
+    def make(arch: str) -> bytes:
+        spec = discover().find("norm/rmsnorm").spec("norm/rmsnorm", {"dtype": "float32"}, parse_arch(arch))
+        try:
+            return jit.build_one(spec, machine.settings()).path.read_bytes()
+        except NoCompiler as error:
+            pytest.skip(f"needs a CUDA compiler: {error.message}")
+
+    return make
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("said", "code", "device"),
+    [
+        ("9.0a", "8.0", "9.0"),
+        ("12.0", "12.0a", "12.1"),  # the header of the file holds 12.0 in both cases
+        ("12.1", "12.0", "12.1"),
+    ],
+)
+def test_code_for_another_arch_than_the_table_says_is_never_opened(
+    machine: Machine,
+    make_release: MakeRelease,
+    gpus: Pretend,
+    built: Callable[[str], bytes],
+    said: str,
+    code: str,
+    device: str,
+) -> None:
+    made = make_release(norm(said, built(code)))
+    gpus(device)
+    settings: dict[str, Any] = {"lock": made.lock_file, "mirrors": made.path}
+    wrong = f"holds GPU code for {code}, and its table says {said}"
+    for _ in range(2):  # neither from the mirror nor out of the store, where it is now
+        with pytest.raises(MissingKernel, match=wrong):
+            machine.registry(jit="never", **settings).load("norm/rmsnorm", device="cuda", dtype="float32")
+    assert machine.cli("fetch", "--archs", said, **settings).code == 0  # and no note leads to it
+    kernel = machine.registry(**settings).load("norm/rmsnorm", device="cuda", dtype="float32")
+    assert kernel.origin == "jit"
+    assert any(wrong in refusal.reason for refusal in kernel.refusals)
+
+
+@pytest.mark.nvrtc
+def test_code_that_the_table_says_rightly_is_used_before_what_it_does_not(
+    machine: Machine, make_release: MakeRelease, gpus: Pretend, built: Callable[[str], bytes]
+) -> None:
+    made = make_release(norm("9.0a", built("8.0")), norm("9.0", built("9.0")), norm("8.0+PTX", built("8.0+PTX")))
+    settings: dict[str, Any] = {"lock": made.lock_file, "path": made.path, "jit": "never"}
+    for device, taken in (("9.0", "9.0"), ("10.0", "8.0+PTX")):
+        gpus(device)
+        kernel = machine.registry(**settings).load("norm/rmsnorm", device="cuda", dtype="float32")
+        assert str(kernel.arch) == taken
 
 
 def test_an_arch_from_the_future_is_a_reason_and_no_failure(
