@@ -231,15 +231,20 @@ extern "C" __attribute__((visibility("default"))) int __tvm_ffi_answer(
 
 
 class Compiler:
-    """A g++ that writes down each time it is started, for whatever."""
+    """A g++ that writes down each time it is started, for whatever; does what `first` says, in sh, before its work.
+
+    It stays the same program whatever that is.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.path = folder / "g++"
+        self.first = folder / "first"
         self._calls = folder / "calls"
         real = shutil.which("g++")
         assert real is not None, "these tests need g++"
-        self.path.write_text(f'#!/bin/sh\necho "$*" >> {self._calls}\nexec {real} "$@"\n')
+        before = f'[ -e {self.first} ] && . {self.first}\necho "$*" >> {self._calls}\n'
+        self.path.write_text(f'#!/bin/sh\n{before}exec {real} "$@"\n')
         self.path.chmod(0o755)
 
     @property
@@ -363,11 +368,12 @@ def toolkit(machine: Machine) -> Path:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this process believe that it has GPUs."""
+    """Makes this process believe that it has GPUs, and a driver of CUDA 13."""
 
     def pretend(*names: str) -> None:
         monkeypatch.setattr(host, "_cuda", lambda: (tuple(map(parse_arch, names)), ""))
         monkeypatch.setattr(host, "has_driver", lambda: bool(names))
+        monkeypatch.setattr(host, "driver", lambda: (13, 0) if names else None)
 
     return pretend
 

@@ -171,6 +171,8 @@ def _kernel_faults(line: Line, shards: Sequence[Shard]) -> Iterator[str]:
             _, other = made.setdefault((kernel.uri, kernel.arch), (kernel, shard))
             if other is not shard:
                 yield f"{kernel.uri} for {kernel.arch} is in {other.name} and in {shard.name}"
+            if kernel.maker != shard.maker(kernel.toolchain):
+                yield f"{kernel.uri} for {kernel.arch} in {shard.name} was not made with the compilers that it names"
     promised = {(kernel.uri, kernel.arch): kernel.op_digest for kernel in line.kernels}
     for (uri, arch), digest in promised.items():
         if (uri, arch) not in made:

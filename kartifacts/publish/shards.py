@@ -10,6 +10,7 @@ Whoever may write there decides what is released, so such a bucket is for builde
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -19,13 +20,15 @@ import msgspec
 
 from kartifacts.errors import ConfigError, PublishConflict, SourceError, StoreError, VerificationError
 from kartifacts.model.arch import parse_arch
-from kartifacts.model.digest import parse_digest, sha256, strict_json
+from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
 from kartifacts.model.layout import blob_path, check_name, check_path, suffix_of
 from kartifacts.model.manifest import encode
 from kartifacts.model.materials import Materials, Recipe, check_contents
 from kartifacts.publish.buckets import MAX_SMALL, Bucket, update
 from kartifacts.publish.plan import MAX_SHARDS
 from kartifacts.publish.promises import MAX_PROMISES, Promises, decode_promises
+
+log = logging.getLogger(__name__)
 
 MAX_KERNEL = 1 << 30  # bytes, as many as a block may have
 MAX_RECORD = 1 << 20  # bytes
@@ -46,6 +49,8 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str
     exports: list[str]
     needs: dict[str, str]
+    toolchain: str  # kind
+    maker: str  # digest of the environment that it was made in, see `Shard.maker`
     seconds: float = 0.0  # that its steps took, as far as it was measured
     memory: int = 0  # bytes that the hungriest of them took
 
@@ -79,6 +84,11 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return f"shard {self.number}/{self.of} of build {self.build!r}"
 
+    def maker(self, toolchain: str) -> Digest:
+        """Stands for all that kernels of a toolchain were made with: where it differs, one key may give other bytes."""
+        said = (self.machine, self.toolchains.get(toolchain), self.recipe)
+        return sha256(canonical_json([msgspec.to_builtins(value) for value in said]))
+
 
 class Place(NamedTuple):
     """Where a shard lies: what its path says."""
@@ -101,20 +111,35 @@ def place_of(shard: Shard) -> Place:
 
 
 def offer(bucket: Bucket, made: Made, path: Path) -> Made:
-    """Let other builders have a kernel; gives what stands for its key, which may be what another one made first."""
+    """Let other builders have a kernel; gives what stands for its key.
+
+    That may be what another one made first in the same environment.  What was made in another one is replaced: whoever
+    has handed that in says in the shard's document what it was.
+    """
     bucket.put_if_absent(blob_path(parse_digest(made.sha256)), path)
     with suppress(PublishConflict):  # another one's record, which says when it was measured
         bucket.put_if_absent(_record(made.key), encode(made))
         return made
     there = find(bucket, made.key)
-    assert there is not None
-    return there
+    if there is not None and there.maker == made.maker:
+        return there
+    update(bucket, _record(made.key), lambda _: encode(made))
+    return made
 
 
 def hand_in(bucket: Bucket, shard: Shard, promises: Promises) -> None:
-    """Say that a shard is complete; all of its kernels are there."""
+    """Say that a shard is complete; all of its kernels are there.  The last run of it stands."""
     bucket.put_if_absent(_promises(promises.digest), promises.encoded)
-    update(bucket, place_of(shard).path, lambda _: encode(shard))
+    said = encode(shard)
+    others: list[bytes] = []
+
+    def change(before: bytes | None) -> bytes:
+        others[:] = [before] if before not in (None, said) else []
+        return said
+
+    update(bucket, place_of(shard).path, change)
+    if others:
+        log.warning("%s had been handed in otherwise at %s; this run stands now", shard.name, bucket.name)
 
 
 def _record(key: str) -> str:
@@ -236,7 +261,7 @@ def _decoded(data: bytes, kind: type[_T], what: str) -> _T:
 
 def _check_made(made: Made, what: str) -> None:
     check_path(made.uri.partition("?")[0], what=f"a uri in {what}")
-    for digest in (made.key, made.op_digest, made.sha256):
+    for digest in (made.key, made.op_digest, made.sha256, made.maker):
         parse_digest(digest, what=what)
     if not 0 < made.size <= MAX_KERNEL or suffix_of(f"_{made.suffix}") != made.suffix:
         raise VerificationError(f"{what} has {made.size} bytes of {made.suffix[:50]!r} for {made.uri}")

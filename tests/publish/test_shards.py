@@ -29,6 +29,22 @@ PLAN = Plan(
 )
 GCC = {"kind": "nvcc", "version": "13.0.88"}
 RECIPE = Recipe(name="box", sha256=sha256(b"box"))
+BLANK = Shard(
+    version=1,
+    library="demo",
+    promises="",
+    plan=PLAN.digest,
+    costs=sha256(b""),
+    build="gpu",
+    number=1,
+    of=1,
+    machine="x86_64",
+    toolchains={"nvcc": Compiler(facts=GCC, programs={"ptxas": sha256(b"ptxas")})},
+    recipe=RECIPE,
+    overrides={},
+    kernels=[],
+    materials=[],
+)
 
 
 def op_digest(uri: str) -> str:
@@ -52,7 +68,7 @@ class Yard:
         self.promises = promise()
         self.first, self.second = (self.shard(number, 2, URIS[number - 1 :: 2]) for number in (1, 2))
 
-    def made(self, uri: str) -> Made:
+    def made(self, uri: str, maker: str = "") -> Made:
         content = f"the kernel {uri}".encode()
         path = self.scratch / "kernel"
         path.write_bytes(content)
@@ -66,24 +82,18 @@ class Yard:
             suffix=".so",
             exports=["op"],
             needs={"driver": "13.0"},
+            toolchain="nvcc",
+            maker=maker or BLANK.maker("nvcc"),
         )
         return offer(self.bucket, made, path)
 
     def shard(self, number: int, of: int, uris: tuple[str, ...], **changed: Any) -> Shard:
         kernels = [self.made(uri) for uri in uris]
-        shard = Shard(
-            version=1,
-            library="demo",
+        shard = replace(
+            BLANK,
             promises=self.promises.digest,
-            plan=PLAN.digest,
-            costs=sha256(b""),
-            build="gpu",
             number=number,
             of=of,
-            machine="x86_64",
-            toolchains={"nvcc": Compiler(facts=GCC, programs={"ptxas": sha256(b"ptxas")})},
-            recipe=RECIPE,
-            overrides={},
             kernels=kernels,
             materials=[materials(kernels)] if kernels else [],
         )
@@ -182,6 +192,13 @@ def _with_kernel_of_other_sources(yard: Yard) -> None:
     yard.hand_in(replace(yard.second, kernels=[replace(first, op_digest=sha256(b"edited")), *rest]))
 
 
+def _with_kernel_of_another_run(yard: Yard) -> None:
+    first, *rest = yard.second.kernels
+    other = Compiler(facts=GCC, programs={"ptxas": sha256(b"patched")})
+    maker = replace(yard.second, toolchains={"nvcc": other}).maker("nvcc")
+    yard.hand_in(replace(yard.second, kernels=[replace(first, maker=maker), *rest]))
+
+
 REFUSED: dict[str, tuple[Change, str]] = {
     "a gap of a shard": (
         lambda yard: yard.path(yard.second).unlink(),
@@ -211,6 +228,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"demo/op\?n=99 for 9\.0a in shard 2/2 .* was not promised",
     ),
     "a kernel of other sources": (_with_kernel_of_other_sources, r"n=1 for 9\.0a in shard 2/2 .* other sources"),
+    "a kernel of a run with other programs": (
+        _with_kernel_of_another_run,
+        r"n=1 for 9\.0a in shard 2/2 .* was not made with the compilers that it names",
+    ),
     "a kernel that is not described": (_other(materials=[]), r"does not say what demo/op\?n=1 for 9\.0a was made of"),
 }
 
@@ -305,6 +326,29 @@ def test_of_two_who_make_one_kernel_the_first_stands(yard: Yard, tmp_path: Path)
     late = replace(first, sha256=sha256(b"other bytes"), size=11, seconds=3.0)
     assert offer(yard.bucket, late, tmp_path / "kernel") == first
     assert find(yard.bucket, first.key) == first
+
+
+def test_what_another_environment_made_is_replaced_and_its_own_document_still_says_what_it_was(
+    yard: Yard, tmp_path: Path
+) -> None:
+    (tmp_path / "kernel").write_bytes(b"other bytes")
+    first = yard.second.kernels[0]
+    mended = replace(first, sha256=sha256(b"other bytes"), size=11, maker=sha256(b"mended"))
+    assert offer(yard.bucket, mended, tmp_path / "kernel") == mended
+    assert find(yard.bucket, first.key) == mended
+    bring(yard.bucket, first, tmp_path / "first")  # the bytes of both are there
+    assert len(gather(yard.bucket, PLAN, yard.promises).shards) == 2
+
+
+def test_a_shard_that_is_handed_in_again_is_told_of_only_if_it_differs(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    yard.hand_in(yard.second)
+    assert not caplog.records
+    yard.hand_in(replace(yard.second, overrides={"cxx_launcher": "ccache"}))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"shard 2/2 of build 'gpu' had been handed in otherwise at {yard.bucket.name}; this run stands now"
+    ]
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------

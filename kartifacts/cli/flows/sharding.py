@@ -12,6 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kartifacts.cli.flows import packing, planned, producing
 from kartifacts.cli.flows.shared import Report
 from kartifacts.config import Settings
@@ -25,6 +27,7 @@ from kartifacts.publish.shards import Compiler, Made, Shard, bring, find, hand_i
 if TYPE_CHECKING:
     from kartifacts.build.kept import BuiltKernel
     from kartifacts.build.toolchains import Toolchain
+    from kartifacts.model.materials import Recipe
 
 log = logging.getLogger(__name__)
 
@@ -55,33 +58,20 @@ def build_shard(
     toolchains = producing.toolchains_of(specs, settings)
     recipe = recipe or planned.recipe_file(work.plan, plan, build)
     environment = producing.checked_environment(toolchains, recipe, build)
+    empty = _document(work, build.name, (number, of), costs, toolchains, environment, settings)
     bucket = open_at(out, settings)
     bucket.preflight()
     keys = {spec.key(toolchains[spec.device.toolchain].made_with(spec)): spec for spec in mine}
-    with closing(_Handing(bucket)) as handing:
-        taken = _taken(keys, toolchains, bucket, settings, handing)
+    with closing(_Handing(bucket, empty, keys)) as handing:
+        taken = _taken(keys, toolchains, settings, handing)
         missing = [spec for key, spec in keys.items() if key not in taken]
         built = producing.run_compilers(missing, settings, on_kernel=handing.offer) if missing else None
         kernels = {kernel.key: kernel for kernel in (*taken.values(), *(built.kernels if built else ()))}
         made = [handing.offer(kernels[key]) for key in keys]
         kernels_made = [future.result() for future in made]
     parts = packing.parts_of([(spec, kernels[key]) for key, spec in keys.items()], toolchains, settings, environment)
-    document = Shard(
-        version=1,
-        library=work.plan.library,
-        promises=work.promises.digest,
-        plan=work.plan.digest,
-        costs=costs,
-        build=build.name,
-        number=number,
-        of=of,
-        machine=os.uname().machine,
-        toolchains={
-            kind: Compiler(facts=dict(toolchain.fingerprint), programs=dict(toolchain.programs(settings)))
-            for kind, toolchain in toolchains.items()
-        },
-        recipe=environment,
-        overrides=planned.calling(settings),
+    document = msgspec.structs.replace(
+        empty,
         kernels=sorted(kernels_made, key=lambda made: (made.uri, made.arch)),
         materials=[part.materials for part in parts],
     )
@@ -104,6 +94,38 @@ def build_shard(
     }
 
 
+def _document(
+    work: planned.Work,
+    build: str,
+    numbers: tuple[int, int],
+    costs: Digest,
+    toolchains: Mapping[str, Toolchain],
+    recipe: Recipe | None,
+    settings: Settings,
+) -> Shard:
+    """What a shard will say of itself, without its kernels."""
+    number, of = numbers
+    return Shard(
+        version=1,
+        library=work.plan.library,
+        promises=work.promises.digest,
+        plan=work.plan.digest,
+        costs=costs,
+        build=build,
+        number=number,
+        of=of,
+        machine=os.uname().machine,
+        toolchains={
+            kind: Compiler(facts=dict(toolchain.fingerprint), programs=dict(toolchain.programs(settings)))
+            for kind, toolchain in toolchains.items()
+        },
+        recipe=recipe,
+        overrides=planned.calling(settings),
+        kernels=[],
+        materials=[],
+    )
+
+
 def _numbers(shard: str) -> tuple[int, int]:
     matched = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", shard)
     number, of = (int(matched[1]), int(matched[2])) if matched else (0, 0)
@@ -124,8 +146,10 @@ def open_at(place: str, settings: Settings) -> Bucket:
 class _Handing:
     """Hands kernels in while others are still compiled; the first that cannot be handed in ends the build."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, shard: Shard, keys: Mapping[Digest, Spec]) -> None:
         self.bucket = bucket
+        self.makers = {kind: shard.maker(kind) for kind in shard.toolchains}
+        self._kinds = {key: spec.device.toolchain for key, spec in keys.items()}
         self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="handing")
         self._offered: dict[Digest, Future[Made]] = {}
 
@@ -153,6 +177,8 @@ class _Handing:
                 suffix=kernel.suffix,
                 exports=list(kernel.exports),
                 needs=dict(kernel.needs),
+                toolchain=self._kinds[kernel.key],
+                maker=self.makers[self._kinds[kernel.key]],
                 seconds=round(seconds, 3),
                 memory=memory,
             )
@@ -163,7 +189,6 @@ class _Handing:
 def _taken(
     keys: Mapping[Digest, Spec],
     toolchains: Mapping[str, Toolchain],
-    bucket: Bucket,
     settings: Settings,
     handing: _Handing,
 ) -> dict[Digest, BuiltKernel]:
@@ -175,10 +200,13 @@ def _taken(
 
         def take(key: Digest, spec: Spec) -> BuiltKernel | None:
             try:
-                made = find(bucket, key)
+                made = find(handing.bucket, key)
                 if made is None:
                     return None
-                kernel = _checked(made, spec, toolchains[spec.device.toolchain], bucket, staging, settings)
+                if made.maker != handing.makers[spec.device.toolchain]:
+                    log.info("%s for %s is built again: it was made in another environment", spec.uri, spec.arch)
+                    return None
+                kernel = _checked(made, spec, toolchains[spec.device.toolchain], handing.bucket, staging, settings)
             except (VerificationError, BuildError) as error:
                 log.warning("%s for %s is built again: %s", spec.uri, spec.arch, error.message)
                 return None
