@@ -38,3 +38,6 @@ struct Row {
 }  // namespace kart
 
 KART_NORM(fused_add_rmsnorm)
+KART_NORM_WIDE(fused_add_rmsnorm, 1, kart::kMostThreads)
+KART_NORM_WIDE(fused_add_rmsnorm, 2, kart::kMostThreads)
+KART_NORM_WIDE(fused_add_rmsnorm, 4, kart::kMostThreads)

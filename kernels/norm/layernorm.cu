@@ -37,4 +37,7 @@ struct Row {
 }  // namespace kart
 
 KART_NORM(layernorm)
-KART_NORM_HELD(layernorm, 8, kart::kWide, 8)
+KART_NORM_WIDE(layernorm, 1, kart::kMostThreads)
+KART_NORM_WIDE(layernorm, 2, kart::kMostThreads)
+KART_NORM_WIDE(layernorm, 4, kart::kMostThreads)
+KART_NORM_WIDE(layernorm, 8, kart::kMostThreads)

@@ -6,7 +6,10 @@ static kart::Norm norm{4,
                        "layernorm_reread_wide",
                        "layernorm_reread_narrow",
                        "layernorm_held_narrow",
-                       {"layernorm_held_1", "layernorm_held_2", "layernorm_held_4", "layernorm_held_8"}};
+                       {{1, kart::kMostThreads, "layernorm_held_1"},
+                        {2, kart::kMostThreads, "layernorm_held_2"},
+                        {4, kart::kMostThreads, "layernorm_held_4"},
+                        {8, kart::kMostThreads, "layernorm_held_8"}}};
 
 int kart_launch(const layernorm_args* args, void* stream) {
   const bool wide = kart::is_wide(args->x) && kart::is_wide(args->out) && kart::is_wide(args->weight) &&

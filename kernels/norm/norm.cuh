@@ -36,7 +36,22 @@ __device__ inline Floats<kCount> normalised(Floats<kCount> values, float mean, f
   return values;
 }
 
-// Each thread holds kVecs times kCount elements.
+// `total` / `count` as a division rounds it, which rows of equal elements need; but for the code that a division has for
+// numbers outside of 2^-126 to 2^126.
+__device__ inline float mean_of(float total, float count) {
+  const float rough = __fdividef(1.0f, count);
+  const float inverse = fmaf(fmaf(-count, rough, 1.0f), rough, rough);
+  const float mean = total * inverse;
+  return fmaf(fmaf(-count, mean, total), inverse, mean);
+}
+
+// A mean of squares needs no such care, and may be infinite.
+template <class Args>
+__device__ inline float scale_of(float square, const Args& args) {
+  return rsqrtf(__fdividef(square, static_cast<int>(args.columns)) + args.eps);
+}
+
+// Each thread holds up to kVecs times kCount elements: those of a short row leave the last ones empty.
 template <class Row, int kCount, int kVecs, class Args>
 __device__ inline void normalise_held(const Args& args) {
   __shared__ float partial[2][32];
@@ -47,23 +62,28 @@ __device__ inline void normalise_held(const Args& args) {
   decltype(row.template read<kCount>(0)) held[kVecs];
 #pragma unroll
   for (int vec = 0; vec < kVecs; ++vec) {
-    if (first + vec * step < columns) held[vec] = row.template read<kCount>(first + vec * step);
+    if (first + vec * step >= columns) break;
+    held[vec] = row.template read<kCount>(first + vec * step);
   }
   float mean = 0.0f;
   if constexpr (Row::kCentred) {
     float total = 0.0f;
 #pragma unroll
-    for (int vec = 0; vec < kVecs; ++vec) total += first + vec * step < columns ? sum(widen(held[vec])) : 0.0f;
-    mean = sum_over_row(total, partial[0]) / args.columns;
+    for (int vec = 0; vec < kVecs; ++vec) {
+      if (first + vec * step >= columns) break;
+      total += sum(widen(held[vec]));
+    }
+    mean = mean_of(sum_over_row(total, partial[0]), static_cast<int>(args.columns));
   }
   float square = 0.0f;
 #pragma unroll
   for (int vec = 0; vec < kVecs; ++vec) {
-    square += first + vec * step < columns ? sum_of_squares(widen(held[vec]), mean) : 0.0f;
+    if (first + vec * step >= columns) break;
+    square += sum_of_squares(widen(held[vec]), mean);
   }
-  const float scale = rsqrtf(sum_over_row(square, partial[1]) / args.columns + args.eps);
+  const float scale = scale_of(sum_over_row(square, partial[1]), args);
 #pragma unroll
-  for (int vec = 0; vec < kVecs; ++vec) {
+  for (int vec = 0; vec < kVecs; ++vec) {  // here a break would take registers, and waves of blocks with them
     const int i = first + vec * step;
     if (i < columns) row.write(i, held[vec], normalised(widen(held[vec]), mean, scale));
   }
@@ -79,13 +99,13 @@ __device__ inline void normalise_reread(const Args& args) {
   if constexpr (Row::kCentred) {
     float total = 0.0f;
     for (int64_t i = first; i < args.columns; i += step) total += sum(widen(row.template read<kCount>(i)));
-    mean = sum_over_row(total, partial[0]) / args.columns;
+    mean = mean_of(sum_over_row(total, partial[0]), static_cast<int>(args.columns));
   }
   float square = 0.0f;
   for (int64_t i = first; i < args.columns; i += step) {
     square += sum_of_squares(widen(row.template read<kCount>(i)), mean);
   }
-  const float scale = rsqrtf(sum_over_row(square, partial[1]) / args.columns + args.eps);
+  const float scale = scale_of(sum_over_row(square, partial[1]), args);
   for (int64_t i = first; i < args.columns; i += step) {
     const auto held = row.template read<kCount>(i);
     row.write(i, held, normalised(widen(held), mean, scale));
@@ -94,20 +114,20 @@ __device__ inline void normalise_reread(const Args& args) {
 
 }  // namespace kart
 
-#define KART_NORM_HELD(name, suffix, count, vecs)                                                      \
-  extern "C" __global__ void __launch_bounds__(kart::kMostThreads) name##_held_##suffix(const name##_args args) { \
-    kart::normalise_held<kart::Row, count, vecs>(args);                                                \
+#define KART_NORM_HELD(name, suffix, count, vecs, threads)                                               \
+  extern "C" __global__ void __launch_bounds__(threads) name##_held_##suffix(const name##_args args) {   \
+    kart::normalise_held<kart::Row, count, vecs>(args);                                                  \
   }
-#define KART_NORM_REREAD(name, suffix, count)                                                   \
+#define KART_NORM_REREAD(name, suffix, count)                                                            \
   extern "C" __global__ void __launch_bounds__(1024, 1) name##_reread_##suffix(const name##_args args) { \
-    kart::normalise_reread<kart::Row, count>(args);                                             \
+    kart::normalise_reread<kart::Row, count>(args);                                                      \
   }
 
-// The kernels of the op `name`: rows are held in 1, 2 or 4 wide vectors a thread, or one element; or they are reread.
-#define KART_NORM(name)                     \
-  KART_NORM_HELD(name, 1, kart::kWide, 1)   \
-  KART_NORM_HELD(name, 2, kart::kWide, 2)   \
-  KART_NORM_HELD(name, 4, kart::kWide, 4)   \
-  KART_NORM_HELD(name, narrow, 1, 1)        \
-  KART_NORM_REREAD(name, wide, kart::kWide) \
+// A kernel of the op `name` for rows that up to so many threads hold in so many wide vectors each.
+#define KART_NORM_WIDE(name, vecs, threads) KART_NORM_HELD(name, vecs, kart::kWide, vecs, threads)
+
+// Its other kernels: a thread holds one element, or a row is reread.
+#define KART_NORM(name)                                      \
+  KART_NORM_HELD(name, narrow, 1, 1, kart::kMostThreads)     \
+  KART_NORM_REREAD(name, wide, kart::kWide)                  \
   KART_NORM_REREAD(name, narrow, 1)

@@ -12,12 +12,18 @@ namespace kart {
 
 constexpr int kFewRows = 512;  // do not fill a GPU
 
-// The kernels of one norm.  A thread should hold one vector in rows of fewer than `few`, else `vecs`; up to twice as
-// many if the threads do not suffice.
+// A kernel whose threads, at most so many, hold so many vectors of a row each, if not fewer.
+struct Held {
+  int vecs, threads;
+  Entry kernel;
+};
+
+// The kernels of one norm.  A thread should hold one vector in rows of fewer than `few`, else `vecs`; more if the
+// threads do not suffice.
 struct Norm {
   int vecs, few;
   Entry reread_wide, reread_narrow, held_narrow;
-  Entry held[4];  // 1, 2, 4 or 8 vectors
+  Held held[4];  // fewer vectors first
 };
 
 // Threads that share a row, and rows that share a block, as sum_over_row wants them.
@@ -49,10 +55,9 @@ int normalise(Norm& norm, const Args& args, bool wide, void* stream) {
   }
   const int64_t vecs = args.columns / wide_count();
   const int least = args.rows <= kFewRows || vecs < norm.few ? 1 : norm.vecs;
-  for (int i = 0; 1 << i <= 2 * norm.vecs; ++i) {
-    const int each = 1 << i;
-    if (each >= least && vecs <= each * kMostThreads) {
-      return launch_held(norm.held[i], (vecs + each - 1) / each, args, stream);
+  for (Held& held : norm.held) {
+    if (held.vecs >= least && vecs <= int64_t{held.vecs} * held.threads) {
+      return launch_held(held.kernel, (vecs + held.vecs - 1) / held.vecs, args, stream);
     }
   }
   return launch_reread(norm.reread_wide, vecs, args, stream);

@@ -30,4 +30,6 @@ struct Row {
 }  // namespace kart
 
 KART_NORM(rmsnorm)
-KART_NORM_HELD(rmsnorm, 8, kart::kWide, 8)
+KART_NORM_WIDE(rmsnorm, 1, kart::kMostThreads)
+KART_NORM_WIDE(rmsnorm, 2, kart::kMostThreads)
+KART_NORM_WIDE(rmsnorm, 4, 2 * kart::kMostThreads)

@@ -10,7 +10,8 @@ import pytest
 from kartifacts import ops
 
 # 1; less than, as much as and more than a vector, a warp, a block; odd; held in registers and read again.
-COLUMNS = [1, 2, 7, 8, 17, 31, 33, 64, 100, 128, 257, 1000, 1023, 1032, 2048, 4096, 4097, 5120, 8192, 14336, 32776]
+COLUMNS = [1, 2, 7, 8, 17, 31, 33, 64, 100, 128, 257, 1000, 1023, 1032, 2048, 4096, 4097, 5120, 8192]
+COLUMNS += [14336, 24576, 32776]
 SHAPES = [(3, columns) for columns in COLUMNS] + [(1, 64), (17, 1000), (5000, 8), (2, 3, 5, 64), (4096,)]
 
 
