@@ -49,9 +49,9 @@ class Site:
         options = ("--plan", self.plan, "--build", build, "--shard", shard, "--out", where, "--json")
         return self.cli(machine, "build", *options, **settings)
 
-    def merge(self, out: str, *options: object, meet: str = "meet") -> Answer:
+    def merge(self, out: str, *options: object, meet: str = "meet", **settings: Any) -> Answer:
         where = ("--plan", self.plan, "--from", self.place(meet), "--out", self.root / out)
-        return self.cli("merger", "merge", *where, *options, "--json")
+        return self.cli("merger", "merge", *where, *options, "--json", **settings)
 
     def gate(self, repository: str, *options: object) -> Answer:
         return self.cli("gate", "gate", self.root / repository, "--plan", self.plan, *options, PATH="/nonexistent")
