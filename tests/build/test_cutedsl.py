@@ -202,8 +202,9 @@ def forget_all_but_modules(settings: Settings) -> None:
         (settings.workspace / name).rename(settings.workspace / f"{name}.{len(list(settings.workspace.iterdir()))}")
 
 
-def stamps(place: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in place.iterdir()}
+def stamps(place: Path) -> dict[str, tuple[int, int]]:
+    """What is another one for each file that was written, be it the same."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in place.iterdir()}
 
 
 def test_a_module_is_a_directory_with_metadata_and_an_object_for_each_specialisation(
