@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from kartifacts.build import imports
@@ -26,6 +27,7 @@ _INCLUDED = re.compile(
 _CLOCKS = re.compile(rb'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\b(__(?:DATE|TIME|TIMESTAMP)__)\b', re.DOTALL)
 
 
+@cache
 def own_root() -> Path | None:
     """Our own kernels: of the checkout that this package lies in, else the packaged copy; None if there is neither."""
     package = Path(__file__).resolve().parent.parent

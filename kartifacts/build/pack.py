@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -18,8 +19,9 @@ import msgspec
 from kartifacts.build.blocks import BLOCK_BYTES, Frame, PackInput, arranged, compressed, grouped, plan
 from kartifacts.build.reuse import Earlier, Heir, Reused, best, bring, digests, heirs
 from kartifacts.errors import ConfigError, StoreError
+from kartifacts.files.reading import open_regular
 from kartifacts.model.arch import parse_arch
-from kartifacts.model.digest import Digest, sha256
+from kartifacts.model.digest import Digest, digest_of, sha256
 from kartifacts.model.layout import check_name
 from kartifacts.model.manifest import (
     ARTIFACT_BUNDLE,
@@ -44,6 +46,7 @@ __all__ = ["PackInput", "Progress", "pack_bundle"]
 PACK_BYTES = 64 << 20
 LEVEL = 9  # four times the time of 3 and a sixth smaller; 19 takes forty times longer again
 _PIECE = 1 << 20
+_MODE = 0o644  # of every blob, whatever the umask
 _MAX_JOBS = 4
 _WORTH = 2  # times shorter than its share of the block has a delta to be
 
@@ -148,11 +151,14 @@ class _Blob:
 
     def finish(self, media_type: str, notes: dict[str, str] | None = None) -> Descriptor:
         self._file.flush()
-        os.fchmod(self._file.fileno(), 0o644)
-        os.fsync(self._file.fileno())
-        self._file.close()
         digest = Digest(self._hashed.hexdigest())
-        os.replace(self._path, self._directory / digest)
+        if _holds(self._directory / digest, self.size):
+            self.abandon()
+        else:
+            os.fchmod(self._file.fileno(), _MODE)
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._path, self._directory / digest)
         return Descriptor(
             media_type=media_type,
             digest=f"sha256:{digest}",
@@ -164,6 +170,16 @@ class _Blob:
         self._file.close()
         with suppress(FileNotFoundError):
             os.unlink(self._path)
+
+
+def _holds(place: Path, size: int) -> bool:
+    """Whether a blob is there already and whole; to write it again would have to wait for the disk."""
+    with suppress(OSError):
+        found = place.lstat()
+        if found.st_mode == stat.S_IFREG | _MODE and found.st_size == size:
+            with open_regular(place) as file:
+                return digest_of(iter(lambda: file.read(_PIECE), b""))[0] == place.name
+    return False
 
 
 class _Contents:

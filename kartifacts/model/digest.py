@@ -96,13 +96,13 @@ def strict_json(data: bytes, *, what: str) -> Any:
 
 
 def _bound_depth(value: Any, what: str) -> None:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_MAX_DEPTH):
         level = [
             child
             for parent in level
-            if isinstance(parent, (dict, list))
             for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
         ]
         if not level:
             return

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,34 @@ def test_only_named_readable_blobs_are_left(kernels: list[PackInput], tmp_path: 
         if path.is_file():
             assert path.name == sha256(path.read_bytes())
             assert path.stat().st_mode & 0o777 == 0o644
+
+
+BLOB_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "other bytes": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "unreadable to others": lambda path: path.chmod(0o600),
+    "a link": lambda path: path.rename(path.parent / "elsewhere") and os.symlink("elsewhere", path),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", BLOB_DAMAGE)
+def test_only_blobs_that_are_not_there_whole_are_written_again(
+    kernels: list[PackInput], tmp_path: Path, damage: str
+) -> None:
+    out = tmp_path / "out"
+    first = pack(kernels, out)
+    blobs = sorted((out / "blobs/sha256").iterdir())
+    before = {path: path.stat().st_ino for path in blobs}
+    content = {path: path.read_bytes() for path in blobs}
+    damaged = blobs[0]
+    BLOB_DAMAGE[damage](damaged)
+    assert pack(kernels, out) == first
+    (out / "blobs/sha256/elsewhere").unlink(missing_ok=True)
+    assert sorted((out / "blobs/sha256").iterdir()) == blobs
+    assert {path: path.read_bytes() for path in blobs} == content
+    assert {path.lstat().st_mode for path in blobs} == {0o100644}
+    assert all(path.stat().st_ino == before[path] for path in blobs if path != damaged)
 
 
 def test_neighbours_share_their_block(kernels: list[PackInput], tmp_path: Path) -> None:

@@ -40,12 +40,16 @@ class Work:
     promises: Promises
 
 
-def installed(name: str) -> tuple[Library, str]:
-    """A library of this machine, and the version of the package that brings it."""
+def installed(name: str, workspace: Path | None = None) -> tuple[Library, str]:
+    """A library of this machine, and the version of the package that brings it.
+
+    Args:
+        workspace: where what was read of it before is remembered.
+    """
     from kartifacts import __version__
     from kartifacts.build.library import BUILTIN, discover
 
-    found = next((library for library in discover() if library.name == name), None)
+    found = next((library for library in discover(workspace=workspace) if library.name == name), None)
     if found is None:
         raise ConfigError(f"no kernel library {name!r} is installed", hint="kartifacts doctor lists those there are")
     return found, __version__ if name == BUILTIN else found.version

@@ -47,7 +47,7 @@ def build(
     """
     start = time.monotonic()
     packing.check_since(since, library)
-    source, own = planned.installed(library)
+    source, own = planned.installed(library, settings.workspace)
     of = packing.Release(out, library, check_name(version or own, "version"), lock, since)
     of.check()
     archs = parse_archs(settings.archs, native=native(settings.archs))
