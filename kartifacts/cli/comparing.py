@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kartifacts.cli import emit, json_option
 from kartifacts.files.directories import directory_in
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _place(text: str) -> Path:
@@ -19,31 +18,66 @@ def _place(text: str) -> Path:
 
 
 @click.command("inspect")
-@click.argument("file", type=_FILE)
+@click.argument("place")
+@click.argument("kernel", default="")
+@click.option("--library", default=None, help="Of a repository, look at this library only.")
+@click.option("--release-version", default=None, help="Of a repository, look at this version only.")
+@click.option("--arch", default=None, help="Of a repository, look at bundles for this arch only.")
 @json_option
-def inspect_command(file: Path, as_json: bool) -> None:
-    """Print what the bytes of FILE, a kernel or an image, say: archs, exports, needs, and what functions take.
+def inspect_command(
+    place: str, kernel: str, library: str | None, release_version: str | None, arch: str | None, as_json: bool
+) -> None:
+    """Print what the bytes of PLACE, a kernel or an image, say: archs, exports, needs, and what functions take.
 
-    Nothing is loaded.  Spills are those that the assembler marked: what it would print is written into no image.
+    If PLACE is a repository directory, print what its bundles hold and were made with, or what the bytes of one KERNEL
+    say, norm/rmsnorm or with its axes.  Nothing is loaded.  Spills are counted in the machine code.
     """
     from kartifacts.cli import flows
 
-    report = flows.inspect(file)
-    lines = [
-        f"{report['kind']} for {report['machine']}, {report['bytes']:,} bytes",
-        f"GPU code: {', '.join(report['archs']) or 'none'}",
-        f"exports: {', '.join(report['exports']) or 'nothing'}",
-        f"needs: {', '.join(f'{name} {text}' for name, text in sorted(report['needs'].items())) or 'nothing'}",
-        f"libraries: {', '.join(report['libraries']) or 'none'}",
-        *([f"run path: {report['run_path']}"] if report["run_path"] else []),
-        *(["build-id: yes"] if report["build_id"] else []),
-        *(f"it {hazard}" for hazard in report["hazards"]),
-        *(
-            f"function {name}: " + ", ".join(f"{what.replace('_', ' ')} {figure}" for what, figure in usage.items())
-            for name, usage in report["functions"].items()
-        ),
-    ]
+    report = flows.inspect(_place(place), kernel, library=library, version=release_version, arch=arch)
+    if "bundles" in report:
+        lines = [line for row in report["bundles"] for line in _bundle_lines(row)]
+    elif "kernels" in report:
+        lines = [line for row in report["kernels"] for line in _kernel_lines(row)]
+    else:
+        lines = [*_file_lines(report)]
     emit(as_json, report, "\n".join(lines))
+
+
+def _bundle_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    on = f" on {row['machine']}" if row["machine"] else ""
+    yield (
+        f"{row['library']} {row['version']}: {row['family']} for {row['arch']}{on}: {row['kernels']} kernels, "
+        f"{row['bytes']:,} bytes, ABI {row['abi']}"
+    )
+    yield f"  needs: {_listed(row['needs'])}"
+    yield from (f"  {name}: {value}" for name, value in sorted(row["toolchain"].items()))
+    yield from ([f"  recipe: {row['recipe']}"] if row["recipe"] else [])
+
+
+def _kernel_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{row['uri']} for {row['arch']}, of {row['library']} {row['version']}:"
+    yield f"  sha256: {row['sha256']}"
+    yield from ([f"  key: {row['key']}"] if row["key"] else [])
+    yield from (f"  {line}" for line in _file_lines(row))
+
+
+def _file_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['kind']} for {report['machine']}, {report['bytes']:,} bytes"
+    yield f"GPU code: {', '.join(report['archs']) or 'none'}"
+    yield f"exports: {', '.join(report['exports']) or 'nothing'}"
+    yield f"needs: {_listed(report['needs'])}"
+    yield f"libraries: {', '.join(report['libraries']) or 'none'}"
+    yield from ([f"run path: {report['run_path']}"] if report["run_path"] else [])
+    yield from (["build-id: yes"] if report["build_id"] else [])
+    yield from (f"it {hazard}" for hazard in report["hazards"])
+    yield from (f"note {name}: {value}" for name, value in report["notes"].items())
+    for name, usage in report["functions"].items():
+        yield f"function {name}: " + ", ".join(f"{what.replace('_', ' ')} {figure}" for what, figure in usage.items())
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or "nothing"
 
 
 @click.command("diff")

@@ -1,4 +1,4 @@
-"""README and the page about releases, typed into a shell as they stand there, do what they say."""
+"""README and the pages about releases, typed into a shell as they stand there, do what they say."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.conftest import CPU_ARCHS, Machine
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
 RELEASES = (CHECKOUT / "docs/howto/releases.md").read_text()
+REPRODUCIBLE = (CHECKOUT / "docs/howto/reproducible.md").read_text()
 KEPT = Path(".config/kartifacts/kartifacts.lock")
 
 
@@ -90,3 +91,28 @@ def test_the_page_about_releases_works_as_it_stands_there(shell: Shell) -> None:
     assert "would delete" in typed(retained)
     typed("kartifacts sync; kartifacts fetch")
     assert shell.pinned() == "1.1"
+
+
+def test_a_published_release_is_built_again_and_proved_equal_as_the_page_says(shell: Shell) -> None:
+    arch = CPU_ARCHS.split()[-1]
+    look, again = re.findall(r"^```sh\n(.*?)^```$", REPRODUCIBLE, re.DOTALL | re.MULTILINE)
+
+    def typed(text: str) -> str:
+        for told, here in (
+            ("s3://bucket/kernels", "./bucket"),
+            ("mylib", "kartifacts"),
+            ("'8.0 9.0a'", f"{arch} --ops norm/layernorm"),
+        ):
+            text = text.replace(told, here)
+        return shell.run(text)
+
+    shell.run("kartifacts keys init ring --library kartifacts; kartifacts keys root ring --out root.json")
+    typed("kartifacts build --library mylib --release-version 1.1 --archs '8.0 9.0a' --out out")
+    shell.run("kartifacts publish ./bucket --from out --release-version 1.1 --keys ring")
+    said = typed(look)
+    assert f"kartifacts 1.1: norm for {arch}: 3 kernels" in said
+    assert re.search(r"^  version: (gcc|clang|Debian clang|Ubuntu clang)", said, re.MULTILINE)
+    assert typed(again).splitlines()[-1] == "the same repositories"
+    shell.run("rm -r rebuilt")
+    with pytest.raises(AssertionError, match=r"toolchain:\n\s+overrides: is -fno-math-errno"):
+        typed(f"export KARTIFACTS_CXX_FLAGS=-fno-math-errno\n{again}")

@@ -39,21 +39,23 @@ _MEASURED = frozenset(
 )
 
 
-def inspect(path: Path) -> Report:
-    """What the bytes of a kernel or image say of it."""
-    from kartifacts.build.checks import facts_of
+def inspect(place: Path, kernel: str = "", **scope: str | None) -> Report:
+    """What the bytes of a built file say of it, what a repository holds, or the bytes of one kernel in it.
 
-    facts = facts_of(path)
-    return {
-        "file": str(path),
-        **facts.report(),
-        "run_path": facts.found.run_path,
-        "build_id": facts.found.build_id,
-        "hazards": list(facts.found.hazards),
-        "undefined": facts.found.undefined,
-        "images": [{"arch": str(image.arch), "bytes": len(image.content)} for image in facts.found.images],
-        "sections": facts.found.sections,
-    }
+    Args:
+        kernel: a URI, with or without its axes.
+        scope: library, version and arch to be looked at in a repository.
+    """
+    from kartifacts.diagnostics import described
+
+    if os.path.isdir(place):
+        wanted = described.Wanted(scope.get("library"), scope.get("version"), kernel, scope.get("arch") or "")
+        if kernel:
+            return {"repository": str(place), "kernels": list(described.kernels(place, wanted))}
+        return {"repository": str(place), "bundles": described.bundles(place, wanted)}
+    if kernel or any(scope.values()):
+        raise ConfigError(f"{str(place)!r} is no repository directory: there is nothing to choose from in one file")
+    return described.file(place)
 
 
 def diff(first: Path, second: Path, scope: Scope) -> Report:
