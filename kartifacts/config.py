@@ -291,7 +291,7 @@ def read(environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] 
         **values,
         home=home,
         root=_if_there(home, "root.json"),
-        cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)),
+        cuda_home=tuple((name, environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if name in environ),
         max_jobs=environ.get("MAX_JOBS", ""),
         search_path=environ.get("PATH", os.defpath),
         user_home=_home(environ),

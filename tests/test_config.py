@@ -334,7 +334,8 @@ def test_what_others_set_is_handed_on_as_it_is(environ: dict[str, str]) -> None:
     settings = read({**environ, "CUDA_PATH": "/b", "CUDA_HOME": "/a", "MAX_JOBS": "2", "PATH": "/bin"})
     assert settings.cuda_home == (("CUDA_HOME", "/a"), ("CUDA_PATH", "/b"))
     assert (settings.max_jobs, settings.search_path) == ("2", "/bin")
-    assert read({**environ, "CUDA_HOME": ""}).cuda_home == ()
+    assert read({**environ, "CUDA_HOME": ""}).cuda_home == (("CUDA_HOME", ""),)  # which is said where it is looked at
+    assert read(environ).cuda_home == ()
 
 
 @pytest.mark.parametrize("url", ["https://me:secret@a/x", "https://me:sec@ret@a/x", "https://secret@a/x"])

@@ -137,7 +137,7 @@ def test_parts_of_different_releases_are_refused(
         find("nvrtc", make_settings(CUDA_HOME=str(tmp_path / "cuda"), PATH=""))
 
 
-@pytest.mark.parametrize("value", [":/usr/local/cuda", "/a:/b", "   ", "/nonexistent", "cuda", "/"])
+@pytest.mark.parametrize("value", [":/usr/local/cuda", "/a:/b", "   ", "", "/nonexistent", "cuda", "/"])
 def test_without_any_compiler_every_place_and_every_bad_variable_is_named(
     value: str, make_settings: MakeSettings, nowhere: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +150,29 @@ def test_without_any_compiler_every_place_and_every_bad_variable_is_named(
     assert f"CUDA_HOME={value!r}" in caplog.text
     assert "looking elsewhere" in caplog.text
     assert "pip install nvidia-cuda-nvrtc" in said
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("value", ["", ":/usr/local/cuda", "/nonexistent", "/", "PLACE", "PLACE/bin", "PLACE/bin/nvcc"])
+def test_a_cuda_home_without_an_nvrtc_is_named_once_where_another_is_taken(
+    value: str,
+    real: Nvrtc,
+    make_settings: MakeSettings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvcc, "_warned", set())
+    (tmp_path / "half a toolkit/bin").mkdir(parents=True)
+    (tmp_path / "half a toolkit/bin/nvcc").touch(0o755)
+    value = value.replace("PLACE", str(tmp_path / "half a toolkit"))
+    for _ in range(2):
+        assert isinstance(find("nvrtc", make_settings(CUDA_HOME=value)), Nvrtc)
+    assert caplog.text.count(f"CUDA_HOME={value!r}: ") == 1
+    assert caplog.text.count("looking elsewhere") == 1
+    caplog.clear()
+    find("nvrtc", make_settings())
+    assert caplog.text == ""
 
 
 def test_half_an_nvrtc_is_named(make_settings: MakeSettings, tmp_path: Path, nowhere: None) -> None:

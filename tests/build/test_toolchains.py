@@ -188,6 +188,7 @@ def test_without_a_cuda_compiler_the_error_lists_every_place_searched(
         (":/usr/local/cuda", "got a list separated by ':'"),
         ("/a:/b", "got a list separated by ':'"),
         ("   ", "it is empty"),
+        ("", "it is empty"),
         ("/nonexistent", "no such directory"),
         ("cuda", "not an absolute path"),
         ("/", "no bin/nvcc"),

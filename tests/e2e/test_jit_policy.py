@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,13 +29,14 @@ ANSWER: dict[str, Any] = {"op": "demo/answer", "device": "cpu", "size": 1000}
 OP: dict[str, Any] = {"op": "norm/rmsnorm", "device": "cpu", "dtype": "float32"}
 DEAD = "http://127.0.0.1:9"
 LOAD_OR_NO_COMPILER = """
+import time
 import kartifacts
 from kartifacts.errors import KartifactsError, NoCompiler
 try:
     kernel = kartifacts.load("norm/rmsnorm", device="cpu", dtype="float32")
     result = ["loaded", kernel.origin, ""]
 except NoCompiler as error:
-    result = ["NoCompiler", [str(place) for place in error.searched], str(error)]
+    result = ["NoCompiler", [str(place) for place in error.searched], str(error), time.process_time()]
 """
 
 
@@ -288,7 +291,8 @@ def test_without_compilers_what_is_published_loads_and_the_rest_says_where_it_wa
     found = machine.watched(LOAD_OR_NO_COMPILER, path=released.path, lock=released.lock_file, **settings)
     assert found.result[:2] == ["loaded", str(released.path)]
     missing = machine.watched(LOAD_OR_NO_COMPILER, **settings)
-    kind, searched, text = missing.result
+    kind, searched, text, seconds = missing.result
+    assert seconds < 1  # of processor time
     assert kind == "NoCompiler"
     for name in ("g++", "clang++"):
         assert any(name in place for place in searched)
@@ -327,7 +331,7 @@ except kartifacts.errors.ConfigError as error:
     assert "KARTIFACTS_MISSPELT" in seen.result
 
 
-@pytest.mark.parametrize("value", [":/usr/local/cuda", "/a:/b", " ", "/nonexistent", "relative/cuda"])
+@pytest.mark.parametrize("value", [":/usr/local/cuda", "/a:/b", "", " ", "/nonexistent", "relative/cuda", "/"])
 def test_a_bad_cuda_home_is_named_with_its_value_and_the_search_goes_on(
     machine: Machine, tiny: Path, value: str, gpus: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,15 +350,26 @@ def test_a_bad_cuda_home_is_named_with_its_value_and_the_search_goes_on(
 def test_a_gpu_op_without_any_cuda_lists_every_place(
     machine: Machine, tiny: Path, gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kartifacts.build.toolchains import nvcc
+    from kartifacts.build.toolchains import nvcc, nvrtc
 
     monkeypatch.setattr(nvcc, "USUAL", Path("/nowhere/cuda"))
-    monkeypatch.setattr(nvcc, "_wheels", lambda: iter(()))
+    monkeypatch.setattr(nvcc, "wheels", list)
+    monkeypatch.setattr(nvrtc, "_SYSTEM", ())
+    monkeypatch.setattr(sys, "prefix", "/nowhere/prefix")
     gpus("9.0")
-    with pytest.raises(NoCompiler) as caught:
-        machine.registry(libraries=[tiny], PATH="", CUDA_HOME=None).load("demo/answer", device="cuda", size=1)
-    for place in ("PATH", "/nowhere/cuda", "nvidia-cuda-nvcc", "pip install 'kartifacts[cuda]'"):
-        assert place in str(caught.value)
+    began = time.process_time()
+    for ask, places in (
+        ({"op": "demo/answer", "size": 1}, ["nvidia-cuda-nvcc", "pip install 'kartifacts[cuda]'"]),
+        (
+            {"op": "norm/rmsnorm", "dtype": "float32"},
+            ["nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "pip install nvidia-cuda-nvrtc"],
+        ),
+    ):
+        with pytest.raises(NoCompiler) as caught:
+            machine.registry(libraries=[tiny], PATH="", CUDA_HOME=None).load(device="cuda", **ask)
+        for place in ("PATH", "/nowhere/cuda", *places):
+            assert place in str(caught.value)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.nvcc

@@ -219,6 +219,8 @@ def _pairs(places: Iterable[_Place]) -> tuple[list[_Pair], list[Refusal]]:
             problem = "" if found else _lacking(place.directory)
         if problem:
             refused.append(Refusal(place.shown, problem))
+            if place.shown.startswith("CUDA_"):
+                nvcc.warn_once(refused[-1])
     others.sort(key=lambda pair: pair.release, reverse=True)
     return [*asked_for, *others], refused
 
@@ -262,7 +264,6 @@ def _places(settings: Settings) -> Iterator[_Place]:
     for variable, value in settings.cuda_home:
         problem = nvcc.misspelt(value) or ("" if os.path.isdir(value) else "no such directory")
         if problem:
-            nvcc.warn_once(Refusal(f"{variable}={value!r}", problem))
             yield _Place(f"{variable}={value!r}", None, problem)
         else:
             yield from _of_toolkit(f"{variable}={value!r}", Path(value), asked_for=True)
