@@ -134,11 +134,15 @@ def test_only_named_readable_blobs_are_left(kernels: list[PackInput], tmp_path: 
             assert path.stat().st_mode & 0o777 == 0o644
 
 
+def moved_away(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent / "elsewhere"))
+
+
 BLOB_DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
     "other bytes": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "unreadable to others": lambda path: path.chmod(0o600),
-    "a link": lambda path: path.rename(path.parent / "elsewhere") and os.symlink("elsewhere", path),
+    "a link": moved_away,
     "gone": Path.unlink,
 }
 
