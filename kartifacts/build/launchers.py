@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +63,7 @@ class Launchers:
     """Where the launchers of images come from."""
 
     settings: Settings
+    _known: dict[object, Record | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def host(self) -> cxx.Cxx:
@@ -98,8 +99,15 @@ class Launchers:
         return self.host.host_units(spec)
 
     def _record(self, spec: Spec) -> Record | None:
+        """What is known of the prebuilt launcher; looked at once for all specs of an op, until its sources change."""
         if not self._usual or not spec.device.host_sources:
             return None
+        known_as = spec.root, spec.family, spec.op.name, spec.sources
+        if known_as not in self._known:
+            self._known[known_as] = self._read_record(spec)
+        return self._known[known_as]
+
+    def _read_record(self, spec: Spec) -> Record | None:
         file = place(Path(spec.root), spec)
         try:
             record = _read(file.with_suffix(".json"))
