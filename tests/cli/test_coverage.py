@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -353,6 +355,39 @@ def test_the_coverage_of_a_release_is_that_of_its_files(machine: Machine, releas
     assert found
     assert {uri: set(row["archs"]) for uri, row in answer.data["coverage"].items()} == found
     assert {arch for row in answer.data["coverage"].values() for arch in row["said"]} == set(map(str, released.archs))
+
+
+@pytest.mark.nvrtc
+def test_the_coverage_of_device_code_is_what_binutils_find_in_the_files(machine: Machine, tmp_path: Path) -> None:
+    """A release claimed a GPU by what its compiler could do, and the first call on that GPU failed."""
+    archs, out, lock = ["7.5", "9.0a", "10.0f"], tmp_path / "out", tmp_path / "lock"
+    options = ("--archs", " ".join(archs), "--ops", "silu_and_mul", "--out", out, "--lock", lock)
+    built = machine.cli("build", *options)
+    assert built.code == 0, built.err
+    files = tmp_path / "files"
+    assert machine.cli("fetch", "--archs", " ".join(archs), "--out", files, path=out, lock=lock).code == 0
+    found: dict[str, set[str]] = {}
+    for path in files.rglob("*.so"):
+        dtype = path.stem.rpartition("=")[2]
+        found.setdefault(f"activation/silu_and_mul?dtype={dtype}", set()).add(_arch_of_image(path, tmp_path / "image"))
+    assert found.keys() == {f"activation/silu_and_mul?dtype={dtype}" for dtype in ("float16", "bfloat16", "float32")}
+    answer = machine.cli("coverage", out, "--json")
+    assert answer.code == 0, answer.err
+    assert {uri: set(row["archs"]) for uri, row in answer.data["coverage"].items()} == found
+    assert all(archs == {"7.5", "9.0a", "10.0f"} for archs in found.values())
+
+
+def _arch_of_image(path: Path, image: Path) -> str:
+    """For which GPU the image in a kernel is, by its ELF header and by what its compiler wrote down of the command."""
+    subprocess.run(["objcopy", "--dump-section", f".kart.image={image}", path, os.devnull], check=True)
+    header = subprocess.run(["readelf", "-h", image], check=True, capture_output=True, text=True).stdout
+    match = re.search(r"Flags:\s+0x([0-9a-f]+)", header)
+    assert match is not None
+    flags = int(match[1], 16)
+    number = str(flags >> 8 & 0xFF if flags >> 24 == 6 else flags & 0xFF)
+    (named,) = {text.decode() for text in re.findall(rb"\bsm_(\d+[af]?)", image.read_bytes())} or {number}
+    assert named.rstrip("af") == number
+    return f"{number[:-1]}.{number[-1]}{named.removeprefix(number)}"
 
 
 def test_a_built_file_tells_its_functions_and_archs(machine: Machine, tiny: Path) -> None:
