@@ -277,7 +277,7 @@ class Plan:
 
 
 def _line(spec: Spec, toolchain: Toolchain, objects: Sequence[str], output: str) -> tuple[str, ...]:
-    return (*toolchain.link(objects, output), *spec.device.link_flags)
+    return (*toolchain.link(objects, output), *toolchain.libraries(spec))
 
 
 def _is_made(path: Path) -> bool:

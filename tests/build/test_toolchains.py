@@ -293,25 +293,61 @@ def test_without_a_host_compiler_nvcc_is_of_no_use_and_the_error_says_which_is_m
         nvcc.discover(settings)
 
 
+def lay_real_toolkit(root: Path, real: Path, layout: str) -> Path:
+    """The toolkit of this machine in one of the layouts in use; gives its directory of libraries."""
+    prefix = f"{TARGET}/" if layout == "conda" else ""
+    shutil.copytree(real / "bin", root / "bin", symlinks=True)
+    runtime, header = nvcc.runtime_of(real)
+    libraries = root / ("lib64" if layout == "toolkit" else f"{prefix}lib")
+    for name, target in ((root / "nvvm", real / "nvvm"), (root / f"{prefix}include", header.parent)):
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.symlink_to(target)
+    libraries.mkdir(parents=True)
+    (libraries / runtime.name).symlink_to(runtime)
+    return libraries
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("layout", ["toolkit", "wheel", "conda"])
 def test_a_real_toolkit_builds_in_every_layout(
     make_settings: MakeSettings, make_spec: Callable[..., Spec], tmp_path: Path, real_toolkit: Path, layout: str
 ) -> None:
-    root = tmp_path / "cuda"
-    root.mkdir()
-    prefix = f"{TARGET}/" if layout == "conda" else ""
-    shutil.copytree(real_toolkit / "bin", root / "bin", symlinks=True)
-    runtime, header = nvcc.runtime_of(real_toolkit)
-    for name, target in (
-        ("nvvm", real_toolkit / "nvvm"),
-        (f"{prefix}include", header.parent),
-        ("lib64" if layout == "toolkit" else f"{prefix}lib", runtime.parent),
-    ):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(target)
-    built = compile_specs([make_spec(arch=parse_arch("8.0"))], make_settings(CUDA_HOME=str(root))).kernels[0]
+    lay_real_toolkit(tmp_path / "cuda", real_toolkit, layout)
+    settings = make_settings(CUDA_HOME=str(tmp_path / "cuda"))
+    built = compile_specs([make_spec(arch=parse_arch("8.0"))], settings).kernels[0]
     assert inspect(built.path).archs == (parse_arch("8.0"),)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("layout", ["toolkit", "wheel", "conda"])
+def test_libraries_of_a_toolkit_are_linked_in_every_layout(
+    make_settings: MakeSettings,
+    make_spec: Callable[..., Spec],
+    root: Path,
+    tmp_path: Path,
+    real_toolkit: Path,
+    layout: str,
+) -> None:
+    """In wheels there is libcudart.so.13 and no libcudart.so; the driver's library is nowhere, but for a stub."""
+    libraries = lay_real_toolkit(tmp_path / "with space" / "cuda", real_toolkit, layout)
+    (libraries / "stubs").mkdir()
+    for name, soname in (("libkartmath.so.7", "libkartmath.so.7"), ("stubs/libkartdriver.so", "libkartdriver.so.1")):
+        made = f'extern "C" int {soname.partition(".")[0]}() {{ return 0; }}'
+        flags = ("-shared", "-fPIC", f"-Wl,-soname,{soname}", "-x", "c++", "-", "-o", str(libraries / name))
+        subprocess.run(["g++", *flags], input=made, text=True, check=True)
+    if layout != "wheel":
+        (libraries / "libkartmath.so").symlink_to("libkartmath.so.7")
+    toml, source = root / "demo/op.toml", root / "demo/answer.cu"
+    declared = 'toolchain = "nvcc"\nlink_flags = ["-lkartmath", "-lkartdriver"]'
+    toml.write_text(toml.read_text().replace('toolchain = "nvcc"', declared))
+    calling = 'extern "C" int libkartmath(); extern "C" int libkartdriver();\n'
+    text = source.read_text().replace("return (long)", "return libkartmath() + libkartdriver() + (long)")
+    source.write_text(calling + text)
+    settings = make_settings(CUDA_HOME=str(tmp_path / "with space" / "cuda"))
+    built = compile_specs([make_spec(arch=parse_arch("8.0"))], settings).kernels[0]
+    found = inspect(built.path)
+    assert {"libkartmath.so.7", "libkartdriver.so.1"} <= set(found.needed)
+    assert found.run_path == ""
 
 
 def test_the_wheels_of_the_cuda_extra_are_a_whole_compiler(

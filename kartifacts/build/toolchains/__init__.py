@@ -135,6 +135,10 @@ class Toolchain(ABC):
         """The command that makes the shared object which images are attached to."""
         return self.link(objects, output)
 
+    def libraries(self, spec: Spec) -> tuple[str, ...]:
+        """What `spec` says to the linker, and where to look for what that names."""
+        return tuple(spec.device.link_flags)
+
     def prebuilt(self, spec: Spec) -> Path | None:
         """A launcher for `spec` that came with its sources; then `units` gives the image alone."""
         del spec

@@ -131,12 +131,31 @@ class Nvcc(Toolchain):
     def link_launcher(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
         return self.host.link(objects, output)
 
+    def libraries(self, spec: Spec) -> tuple[str, ...]:
+        flags = spec.device.link_flags
+        if not any(flag.startswith("-l") for flag in flags):
+            return tuple(flags)
+        lib = Path(self.facts["runtime"]).parent
+        # The driver's library is none of a toolkit, which has something to link against in its place.
+        return (*(_library(flag, lib) for flag in flags), f"-L{lib}", f"-L{lib / 'stubs'}")
+
     def prebuilt(self, spec: Spec) -> Path | None:
         return self.launchers.prebuilt(spec) if spec.output == "image" else None
 
     def notes(self, spec: Spec, image: Path) -> dict[str, str]:
         del image
         return {"toolkit": self.facts["release"], **noted_defines(spec)}
+
+
+def _library(flag: str, lib: Path) -> str:
+    """-lNAME, as the linker finds NAME in a wheel too, where libraries have only the name that programs load them by."""
+    name = flag.removeprefix("-l")
+    if name == flag or any(os.path.exists(lib / f"lib{name}{suffix}") for suffix in (".so", ".a")):
+        return flag
+    found = sorted(
+        path.name for path in lib.glob(f"lib{name}.so.*") if path.name.removeprefix(f"lib{name}.so.").isdigit()
+    )
+    return f"-l:{found[-1]}" if found else flag
 
 
 def headers_in(directory: str, name: str) -> tuple[str, ...]:
