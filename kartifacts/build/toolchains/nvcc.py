@@ -148,7 +148,7 @@ class Nvcc(Toolchain):
 
 
 def _library(flag: str, lib: Path) -> str:
-    """-lNAME, as the linker finds NAME in a wheel too, where libraries have only the name that programs load them by."""
+    """-lNAME, so that it is found in wheels too: they lack the name that linkers know a library by."""
     name = flag.removeprefix("-l")
     if name == flag or any(os.path.exists(lib / f"lib{name}{suffix}") for suffix in (".so", ".a")):
         return flag
