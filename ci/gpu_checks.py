@@ -42,11 +42,15 @@ def main(repository: Path, lock: Path, commit: str) -> None:
         tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "kernels", "tests/ops"]
         subprocess.run(tests, cwd=HERE, env=published, check=True)
         timed = step("times", published)
+        python_kernels = step("python_kernels", with_page(Path(scratch), published))
     with tempfile.TemporaryDirectory() as scratch:
         compiled = step("jit", without_tools(environment(Path(scratch), JIT="always", CUDA_COMPILER="nvrtc")))
     with tempfile.TemporaryDirectory() as scratch:
         launched = step("forms", environment(Path(scratch), JIT="always"), scratch)
+    with tempfile.TemporaryDirectory() as scratch:
+        by_triton = step("triton", with_page(Path(scratch), environment(Path(scratch), JIT="always")))
     print_table([Line(*line) for line in timed["lines"]], commit)
+    print_python_kernels(python_kernels, by_triton)
     print_facts(compiled, {**launched, "ops.rmsnorm": timed["call"]})
 
 
@@ -73,6 +77,26 @@ def step(name: str, env: dict[str, str], *arguments: str) -> Any:
     command = [sys.executable, __file__, f"--{name}", *arguments]
     done = subprocess.run(command, cwd=HERE / "ci", env=env, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def with_page(scratch: Path, env: dict[str, str]) -> dict[str, str]:
+    """Installs the library of the page about kernels in Python."""
+    sys.path.insert(0, str(HERE))
+    import gpu_python_kernels
+
+    return gpu_python_kernels.site_of(scratch, env)
+
+
+def python_kernels() -> Any:
+    import gpu_python_kernels
+
+    return gpu_python_kernels.published()
+
+
+def triton() -> Any:
+    import gpu_python_kernels
+
+    return gpu_python_kernels.compiled()
 
 
 @contextmanager
@@ -331,6 +355,18 @@ def print_facts(compiled: dict[str, Any], launched: dict[str, float]) -> None:
         print(f"a call of {what}: {seconds * 1e9:.0f} ns of the host")
 
 
+def print_python_kernels(published: dict[str, str], by_triton: dict[str, Any]) -> None:
+    for op, found in published.items():
+        print(f"\n{op}, in Python, built elsewhere ({found}), agrees with the float64 reference.", end="")
+    if by_triton:
+        print(
+            f"\nsoftmax/softmax compiled there for {by_triton['arch']} by Triton {by_triton['triton']}, agrees too: "
+            f"{by_triton['seconds']:.2f} s."
+        )
+    else:
+        print("\nThere is no Triton here: none of its kernels was compiled.")
+
+
 def facts() -> str:
     card = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
@@ -342,7 +378,14 @@ def facts() -> str:
     return f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}, {name}, driver {driver}"
 
 
-STEPS: dict[str, Callable[..., Any]] = {"--fetch": fetch, "--times": times, "--jit": jit, "--forms": forms}
+STEPS: dict[str, Callable[..., Any]] = {
+    "--fetch": fetch,
+    "--times": times,
+    "--jit": jit,
+    "--forms": forms,
+    "--python_kernels": python_kernels,
+    "--triton": triton,
+}
 
 if __name__ == "__main__":
     if sys.argv[1] in STEPS:
