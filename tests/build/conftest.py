@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tvm_ffi
 
 from kartifacts import config
 from kartifacts.build.library import Library, open_library
-from kartifacts.build.toolchains import nvcc
+from kartifacts.build.toolchains import cxx
+from kartifacts.build.toolchains import nvcc as toolkits
 from kartifacts.config import Settings
 from kartifacts.errors import NoCompiler
 from kartifacts.model.arch import Arch, parse_arch
@@ -120,6 +122,15 @@ defines.size = { small = "KART_SIZE=1", large = "KART_SIZE=1000" }
         "  return -1;\n}\n"
     ),
 }
+# The function of a kernel by itself.
+SCALE = """
+#include <tvm/ffi/c_api.h>
+extern "C" __attribute__((visibility("default"))) int __tvm_ffi_scale(
+    void*, const TVMFFIAny*, int32_t count, TVMFFIAny*) {
+  if (count != 0) TVMFFIErrorSetRaisedFromCStr("TypeError", "expected nothing");
+  return 0;
+}
+"""
 CPU = parse_arch("cpu:x86-64" if os.uname().machine == "x86_64" else "cpu:aarch64")
 
 
@@ -230,6 +241,43 @@ def compiler(tmp_path: Path) -> Compiler:
     return Compiler(folder)
 
 
+Shared = Callable[..., Path]
+Cuda = Callable[..., tuple[Path, str]]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    """Compiles and links host code as a build does, with further flags."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("there is no g++ on PATH")
+    package = Path(tvm_ffi.__file__).parent
+
+    def build(*flags: str, source: str = SCALE) -> Path:
+        made = tmp_path / f"kernel{len(list(tmp_path.iterdir()))}.so"
+        ffi = ("-isystem", str(package / "include"), f"-L{package / 'lib'}", "-ltvm_ffi")
+        command = (compiler, *cxx.COMPILE, "-x", "c++", "-", "-x", "none", *cxx.LINK)
+        subprocess.run([*command, "-o", str(made), *flags, *ffi], input=source.encode(), check=True, cwd=tmp_path)
+        return made
+
+    return build
+
+
+@pytest.fixture
+def nvcc(real_toolkit: Path, tmp_path: Path) -> Cuda:
+    """Gives a file and what the compiler said."""
+
+    def build(source: str, *flags: str) -> tuple[Path, str]:
+        number = len(list(tmp_path.iterdir()))
+        code, made = tmp_path / f"k{number}.cu", tmp_path / f"k{number}.out"
+        code.write_text(source)
+        command = [str(real_toolkit / "bin/nvcc"), str(code), "-o", str(made), *flags]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return made, said.stdout
+
+    return build
+
+
 def answer_of(path: Path) -> int:
     """What the function in a built kernel says, called in a process of its own."""
     code = f"import tvm_ffi; print(tvm_ffi.load_module({str(path)!r}).get_function('answer')())"
@@ -242,6 +290,6 @@ def real_toolkit(make_settings: Callable[..., Settings]) -> Path:
     """The CUDA toolkit of this machine."""
     environ = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ}
     try:
-        return nvcc.discover(make_settings(**environ)).root
+        return toolkits.discover(make_settings(**environ)).root
     except NoCompiler as error:
         pytest.skip(f"needs a CUDA compiler: {error.message}")

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-import tvm_ffi
 
+from kartifacts.build import images
 from kartifacts.build.checks import Promise, check, facts_of, judge, over
 from kartifacts.build.compile import compile_specs
 from kartifacts.build.cubins import Usage
 from kartifacts.build.library import open_library
-from kartifacts.build.toolchains import cxx as toolchain
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.manifest import KernelEntry
 from kartifacts.model.spec import Spec
 
-from .conftest import CPU, Compiler, write_library
+from .conftest import CPU, SCALE, Compiler, Cuda, Shared, write_library
 
-SOURCE = """
-#include <tvm/ffi/c_api.h>
-extern "C" __attribute__((visibility("default"))) int __tvm_ffi_scale(
-    void*, const TVMFFIAny*, int32_t count, TVMFFIAny*) {
-  if (count != 0) TVMFFIErrorSetRaisedFromCStr("TypeError", "expected nothing");
-  return 0;
-}
-"""
 SPILLING = """
 extern "C" __global__ void spilling(const float* x, float* y, int n) {
   float a[64], s = 0;
@@ -60,42 +51,9 @@ extern "C" __global__ void indexed(const float* x, float* y, int n, const int* p
 }
 extern "C" __global__ void plain(float* y) { y[threadIdx.x] = 1; }
 """
+PLAIN = 'extern "C" __global__ void plain(float* y) { y[threadIdx.x] = 1; }'
 GENCODE = "-gencode=arch=compute_90a,code=sm_90a"
 PROMISE = Promise(CPU, ("scale",))
-Make = Callable[..., Path]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Compiles and links host code as a build does, with further flags."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("there is no g++ on PATH")
-    package = Path(tvm_ffi.__file__).parent
-
-    def build(*flags: str, source: str = SOURCE) -> Path:
-        made = tmp_path / f"kernel{len(list(tmp_path.iterdir()))}.so"
-        ffi = ("-isystem", str(package / "include"), f"-L{package / 'lib'}", "-ltvm_ffi")
-        command = (compiler, *toolchain.COMPILE, "-x", "c++", "-", "-x", "none", *toolchain.LINK)
-        subprocess.run([*command, "-o", str(made), *flags, *ffi], input=source.encode(), check=True, cwd=tmp_path)
-        return made
-
-    return build
-
-
-@pytest.fixture
-def nvcc(real_toolkit: Path, tmp_path: Path) -> Callable[..., tuple[Path, str]]:
-    """Gives a file and what the compiler said."""
-
-    def build(source: str, *flags: str) -> tuple[Path, str]:
-        number = len(list(tmp_path.iterdir()))
-        code, made = tmp_path / f"k{number}.cu", tmp_path / f"k{number}.out"
-        code.write_text(source)
-        command = [str(real_toolkit / "bin/nvcc"), str(code), "-o", str(made), *flags]
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        return made, said.stdout
-
-    return build
 
 
 def refused(path: Path, promise: Promise) -> str:
@@ -109,8 +67,8 @@ def refused(path: Path, promise: Promise) -> str:
 # -- host code ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_sound_kernel_passes_and_its_facts_are_plain_data(make: Make) -> None:
-    path = make()
+def test_a_sound_kernel_passes_and_its_facts_are_plain_data(shared: Shared) -> None:
+    path = shared()
     facts = check(path, replace(PROMISE, private=(str(path.parent),)), what="demo/scale for cpu")
     report = facts.report()
     assert (report["bytes"], report["kind"], report["exports"]) == (path.stat().st_size, "shared", ["scale"])
@@ -131,52 +89,52 @@ def test_a_sound_kernel_passes_and_its_facts_are_plain_data(make: Make) -> None:
     ],
 )
 def test_what_the_linker_was_asked_for_and_no_kernel_may_have_is_named(
-    make: Make, flags: list[str], sentence: str
+    shared: Shared, flags: list[str], sentence: str
 ) -> None:
     if "-lz" in flags:
         flags = [*reversed(flags)]
         if not list(Path("/usr/lib").rglob("libz.so")):
             pytest.skip("there is no libz to link to")
-    assert re.search(sentence, refused(make(*flags), PROMISE))
+    assert re.search(sentence, refused(shared(*flags), PROMISE))
 
 
-def test_libraries_that_are_declared_may_be_needed(make: Make) -> None:
+def test_libraries_that_are_declared_may_be_needed(shared: Shared) -> None:
     source = 'extern "C" const char* zlibVersion(); extern "C" const char* __tvm_ffi_scale();\n'
     source += 'extern "C" __attribute__((visibility("default"))) const char* __tvm_ffi_scale() {return zlibVersion();}'
     if not list(Path("/usr/lib").rglob("libz.so")):
         pytest.skip("there is no libz to link to")
-    path = make("-lz", source=source)
+    path = shared("-lz", source=source)
     assert check(path, replace(PROMISE, libraries=("z",)), what="demo").found.needed
     assert "libz.so.1" in refused(path, replace(PROMISE, libraries=("zstd", "lib")))
 
 
-def test_code_that_can_be_written_to_is_named(make: Make) -> None:
-    source = SOURCE + '\nasm(".section .both,\\"awx\\"\\n.byte 0\\n.previous");'
-    assert "it has a segment that can be written and executed" in refused(make(source=source), PROMISE)
-    source = SOURCE + '\nasm(".text\\n.quad __tvm_ffi_scale");'
-    assert "code that is written to when it is loaded" in refused(make("-Wl,-z,notext", source=source), PROMISE)
+def test_code_that_can_be_written_to_is_named(shared: Shared) -> None:
+    source = SCALE + '\nasm(".section .both,\\"awx\\"\\n.byte 0\\n.previous");'
+    assert "it has a segment that can be written and executed" in refused(shared(source=source), PROMISE)
+    source = SCALE + '\nasm(".text\\n.quad __tvm_ffi_scale");'
+    assert "code that is written to when it is loaded" in refused(shared("-Wl,-z,notext", source=source), PROMISE)
 
 
-def test_symbols_that_nothing_defines_are_named_before_anybody_opens_the_file(make: Make) -> None:
-    source = SOURCE.replace("return 0;", "return absent() + vanished(1);")
+def test_symbols_that_nothing_defines_are_named_before_anybody_opens_the_file(shared: Shared) -> None:
+    source = SCALE.replace("return 0;", "return absent() + vanished(1);")
     source = 'extern "C" int absent();\nint vanished(int);\n' + source
-    message = refused(make("-Wl,-z,undefs", source=source), PROMISE)
+    message = refused(shared("-Wl,-z,undefs", source=source), PROMISE)
     assert "it uses _Z8vanishedi, absent, which no library that it needs defines" in message
 
 
-def test_what_libtvm_ffi_defines_in_c_and_in_cpp_is_not_missing(make: Make) -> None:
+def test_what_libtvm_ffi_defines_in_c_and_in_cpp_is_not_missing(shared: Shared) -> None:
     source = """
     #include <tvm/ffi/tvm_ffi.h>
     int scale(tvm::ffi::TensorView x, double by) { return x.ndim() + by + std::to_string(by).size(); }
     TVM_FFI_DLL_EXPORT_TYPED_FUNC(scale, scale);
     """
-    path = make(source=source)
+    path = shared(source=source)
     assert any(not library for library in facts_of(path).found.undefined.values())
     check(path, PROMISE, what="demo/scale")
 
 
-def test_an_export_that_is_missing_or_another_machines_code_is_named(make: Make) -> None:
-    path = make()
+def test_an_export_that_is_missing_or_another_machines_code_is_named(shared: Shared) -> None:
+    path = shared()
     message = refused(path, replace(PROMISE, exports=("scale", "shift", "turn")))
     assert "it does not export shift, turn (it exports scale)" in message
     content = bytearray(path.read_bytes())
@@ -185,17 +143,44 @@ def test_an_export_that_is_missing_or_another_machines_code_is_named(make: Make)
     assert "it is code for" in refused(path, PROMISE)
 
 
-def test_something_that_is_no_shared_object_is_named(make: Make, tmp_path: Path) -> None:
-    assert "'shared', expected 'cubin'" in refused(make(), replace(PROMISE, suffix=".cubin"))
+def test_something_that_is_no_shared_object_is_named(shared: Shared, tmp_path: Path) -> None:
+    assert "'shared', expected 'cubin'" in refused(shared(), replace(PROMISE, suffix=".cubin"))
     script = tmp_path / "kernel.so"
     script.write_text("INPUT(-lm)")
     with pytest.raises(BuildError, match=r"is not what was promised: .* is not a sound ELF file"):
         check(script, PROMISE, what="demo/scale")
 
 
-def test_all_faults_are_named_at_once(make: Make) -> None:
-    message = refused(make("-Wl,-rpath,/x", "-Wl,--build-id"), replace(PROMISE, exports=("shift",)))
+def test_all_faults_are_named_at_once(shared: Shared) -> None:
+    message = refused(shared("-Wl,-rpath,/x", "-Wl,--build-id"), replace(PROMISE, exports=("shift",)))
     assert [word in message for word in ("run path", "build-id", "does not export")] == [True] * 3
+
+
+def test_nothing_of_a_kernel_is_run_when_it_is_checked(shared: Shared, tmp_path: Path) -> None:
+    """The machine that releases has neither the GPU nor the libraries that opening it would take."""
+    trace = tmp_path / "it was run"
+    source = f"""
+    #include <stdio.h>
+    __attribute__((constructor)) static void begin() {{ fclose(fopen("{trace}", "w")); }}
+    """
+    path = shared(source=SCALE + source)
+    check(path, PROMISE, what="demo/scale")
+    assert not trace.exists()
+    load = f"import tvm_ffi; tvm_ffi.load_module({str(path)!r})"
+    subprocess.run([sys.executable, "-c", load], check=True)
+    assert trace.exists(), "opening it would have"
+
+
+def test_a_newer_system_than_was_asked_for_is_what_the_kernel_needs(shared: Shared) -> None:
+    """What a plan limits is read from the versions of symbols, of which each library has its own."""
+    source = SCALE.replace("return 0;", "return arc4random() + (int)std::string(count, 'x').find('y');")
+    source = "#include <cstdlib>\n#include <string>\n" + source.replace('"TypeError"', "std::string(9, count).c_str()")
+    try:
+        needs = facts_of(shared(source=source)).needs
+    except subprocess.CalledProcessError:
+        pytest.skip("this C library has no arc4random (glibc 2.36)")
+    assert tuple(map(int, needs["glibc"].split("."))) >= (2, 36)
+    assert needs["glibcxx"].startswith("3.4")
 
 
 # -- paths of the machine ----------------------------------------------------------------------------------------------
@@ -204,22 +189,22 @@ def test_all_faults_are_named_at_once(make: Make) -> None:
 @pytest.mark.parametrize(
     "text", ["/srv/some body/src/x.cpp", "/srv/some body", "file:///srv/some body/x", "-I/srv/some body/include"]
 )
-def test_a_path_of_the_machine_is_found_and_shown_with_its_section(make: Make, text: str) -> None:
-    source = SOURCE + f'\nextern "C" __attribute__((visibility("default"))) const char* where() {{ return "{text}"; }}'
-    message = refused(make(source=source), replace(PROMISE, private=("/srv/some body",)))
+def test_a_path_of_the_machine_is_found_and_shown_with_its_section(shared: Shared, text: str) -> None:
+    source = SCALE + f'\nextern "C" __attribute__((visibility("default"))) const char* where() {{ return "{text}"; }}'
+    message = refused(shared(source=source), replace(PROMISE, private=("/srv/some body",)))
     assert re.search(r"it holds '/srv/some body[^']*', a path of this machine, in its section \.rodata", message)
 
 
 @pytest.mark.parametrize("text", ["/srv/some body2/x", "/srv/some body-old", "x/srv/some bodys", "/usr/srv/some body"])
-def test_what_only_begins_like_a_path_of_the_machine_is_let_pass(make: Make, text: str) -> None:
-    source = SOURCE + f'\nextern "C" __attribute__((visibility("default"))) const char* where() {{ return "{text}"; }}'
-    check(make(source=source), replace(PROMISE, private=("/srv/some body",)), what="demo")
+def test_what_only_begins_like_a_path_of_the_machine_is_let_pass(shared: Shared, text: str) -> None:
+    source = SCALE + f'\nextern "C" __attribute__((visibility("default"))) const char* where() {{ return "{text}"; }}'
+    check(shared(source=source), replace(PROMISE, private=("/srv/some body",)), what="demo")
 
 
-def test_names_of_files_in_between_are_paths_of_the_machine_too(make: Make) -> None:
+def test_names_of_files_in_between_are_paths_of_the_machine_too(shared: Shared) -> None:
     for name in ("tmpxft_00003a32_00000000-6_anon.cudafe1.stub.c", "/elsewhere/cc8yTq2x.o"):
-        source = SOURCE + f'\nextern "C" __attribute__((visibility("default"))) const char* f() {{ return "{name}"; }}'
-        assert "a path of this machine" in refused(make(source=source), PROMISE)
+        source = SCALE + f'\nextern "C" __attribute__((visibility("default"))) const char* f() {{ return "{name}"; }}'
+        assert "a path of this machine" in refused(shared(source=source), PROMISE)
 
 
 # -- device code -------------------------------------------------------------------------------------------------------
@@ -227,9 +212,7 @@ def test_names_of_files_in_between_are_paths_of_the_machine_too(make: Make) -> N
 
 @pytest.mark.nvcc
 @pytest.mark.parametrize("arch", ["7.5", "9.0a", "12.0"])
-def test_spills_are_what_the_assembler_would_have_said_and_arrays_are_none(
-    nvcc: Callable[..., tuple[Path, str]], arch: str
-) -> None:
+def test_spills_are_what_the_assembler_would_have_said_and_arrays_are_none(nvcc: Cuda, arch: str) -> None:
     flags = ("-cubin", f"-arch=sm_{arch.replace('.', '')}", "-maxrregcount=32")
     path, silent = nvcc(SPILLING, *flags)
     assert silent == ""
@@ -250,7 +233,7 @@ def test_spills_are_what_the_assembler_would_have_said_and_arrays_are_none(
 
 
 @pytest.mark.nvcc
-def test_limits_of_a_plan_name_the_function_that_is_beyond_them(nvcc: Callable[..., tuple[Path, str]]) -> None:
+def test_limits_of_a_plan_name_the_function_that_is_beyond_them(nvcc: Cuda) -> None:
     path, _ = nvcc(SPILLING, "-cubin", "-arch=sm_90a", "-maxrregcount=32")
     facts = facts_of(path)
     assert over(facts, {}) == over(facts, {"kernel_bytes": 1 << 20, "local_bytes": 4096, "spill_bytes": 1 << 20}) == []
@@ -264,7 +247,7 @@ def test_limits_of_a_plan_name_the_function_that_is_beyond_them(nvcc: Callable[.
 
 
 @pytest.mark.nvcc
-def test_an_image_for_another_arch_is_never_taken_for_the_promised_one(nvcc: Callable[..., tuple[Path, str]]) -> None:
+def test_an_image_for_another_arch_is_never_taken_for_the_promised_one(nvcc: Cuda) -> None:
     path, _ = nvcc(SPILLING, "-cubin", "-arch=sm_90a")
     promise = Promise(parse_arch("9.0a"), ("spilling", "indexed", "plain"), ".cubin")
     check(path, promise, what="demo")
@@ -276,7 +259,53 @@ def test_an_image_for_another_arch_is_never_taken_for_the_promised_one(nvcc: Cal
 
 
 @pytest.mark.nvcc
-def test_one_image_too_many_or_too_few_is_named(nvcc: Callable[..., tuple[Path, str]]) -> None:
+def test_the_suffix_of_an_arch_is_told_apart_though_the_header_holds_its_base_alone(nvcc: Cuda) -> None:
+    family, _ = nvcc(PLAIN, "-cubin", "-arch=sm_100f")
+    exact, _ = nvcc(PLAIN, "-cubin", "-arch=sm_100a")
+    plain, _ = nvcc(PLAIN, "-cubin", "-arch=sm_100")
+    made = {"10.0f": family, "10.0a": exact, "10.0": plain}
+    assert len({path.read_bytes()[48:52] for path in made.values()}) == 1
+    for arch, path in made.items():
+        for other in made:
+            promise = Promise(parse_arch(other), ("plain",), ".cubin")
+            if arch == other:
+                check(path, promise, what="demo")
+            else:
+                assert f"it holds GPU code for {arch}, expected {other}" in refused(path, promise)
+
+
+@pytest.mark.nvcc
+def test_an_image_that_does_not_tell_its_suffix_is_held_against_the_base_of_the_promised_arch(nvcc: Cuda) -> None:
+    """As 648 of the cubins that FlashInfer ships: their notes hold no command line."""
+    path, _ = nvcc(PLAIN, "-cubin", "-arch=sm_100f")
+    content = path.read_bytes()
+    assert content.count(b"-arch sm_100f") == 1
+    path.write_bytes(content.replace(b"-arch sm_100f", b"-O3          "))
+    for arch in ("10.0f", "10.0a", "10.0"):
+        check(path, Promise(parse_arch(arch), ("plain",), ".cubin"), what="demo")
+    assert "expected 10.3f" in refused(path, Promise(parse_arch("10.3f"), ("plain",), ".cubin"))
+
+
+@pytest.mark.nvcc
+def test_an_attached_image_for_another_arch_is_named(nvcc: Cuda, shared: Shared) -> None:
+    cubin, _ = nvcc(PLAIN, "-cubin", "-arch=sm_80")
+    fat, _ = nvcc(PLAIN, "-fatbin", "-gencode", "arch=compute_90a,code=[sm_90a,compute_90a]")
+    launcher = shared()
+    for image, held, wrong in (
+        (cubin, "8.0", "9.0a"),
+        (fat, "9.0a, 9.0a+PTX (PTX)", "9.0a"),
+        (fat, "9.0a, 9.0a+PTX (PTX)", "8.0"),
+    ):
+        path = launcher.with_name(f"{image.name}.{wrong}.so")
+        path.write_bytes(images.attach(launcher.read_bytes(), image.read_bytes(), {"toolkit": "13.0"}))
+        message = refused(path, Promise(parse_arch(wrong), ("scale",)))
+        assert f"it holds GPU code for {held}, expected {wrong}" in message
+        assert facts_of(path).needs["driver"] == "13.0"
+    check(path, Promise(parse_arch("9.0a+PTX"), ("scale",)), what="demo")
+
+
+@pytest.mark.nvcc
+def test_one_image_too_many_or_too_few_is_named(nvcc: Cuda) -> None:
     flags = ("-shared", "-Xcompiler", "-fPIC", "-Xlinker", "-s,--build-id=none")
     one, _ = nvcc(SPILLING, *flags, "-gencode", "arch=compute_90a,code=sm_90a")
     promise = Promise(parse_arch("9.0a"), ())
@@ -290,7 +319,7 @@ def test_one_image_too_many_or_too_few_is_named(nvcc: Callable[..., tuple[Path, 
 
 
 @pytest.mark.nvcc
-def test_a_path_in_a_compressed_image_is_found(nvcc: Callable[..., tuple[Path, str]]) -> None:
+def test_a_path_in_a_compressed_image_is_found(nvcc: Cuda) -> None:
     source = (
         '__device__ char where[] = "/srv/somebody/x.cu"; extern "C" __global__ void k(char* y) { y[0] = where[1]; }'
     )
@@ -303,7 +332,7 @@ def test_a_path_in_a_compressed_image_is_found(nvcc: Callable[..., tuple[Path, s
 
 @pytest.mark.nvcc
 def test_a_cuda_runtime_outside_of_the_kernel_is_named_unless_declared(
-    nvcc: Callable[..., tuple[Path, str]],
+    nvcc: Cuda,
 ) -> None:
     flags = ("-shared", "-cudart=shared", "-Xcompiler", "-fPIC", "-Xlinker", "-s,--build-id=none", GENCODE)
     try:
@@ -361,8 +390,8 @@ def code_object(metadata: bytes) -> bytes:
 # -- published kernels -------------------------------------------------------------------------------------------------
 
 
-def test_a_table_that_says_something_else_than_its_kernel_is_found_out(make: Make) -> None:
-    path = make()
+def test_a_table_that_says_something_else_than_its_kernel_is_found_out(shared: Shared) -> None:
+    path = shared()
     content, facts = path.read_bytes(), facts_of(path)
     look = judge({"kernel_bytes": facts.size})
     entry = KernelEntry(
