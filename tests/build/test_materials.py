@@ -50,7 +50,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         if change is not None:
             change(root)
         library = open_library(root, "kartifacts")
-        monkeypatch.setattr("kartifacts.build.library.discover", lambda: [library])
+        monkeypatch.setattr("kartifacts.build.library.discover", lambda **_: [library])
         settings = config.read(overrides={"workspace": tmp_path / place / "workspace", "archs": CPU})
         out = tmp_path / place / "out"
         flows.build(settings, ops=ops, out=out, library="kartifacts", version=version, lock=None, **more)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kartifacts.build.toolchains import nvrtc
 from kartifacts.errors import BuildError, ConfigError, VerificationError
 from tests.conftest import Answer
 from tests.sites import CPU, Site
@@ -148,6 +149,25 @@ def test_a_kernel_that_spills_registers_is_refused_where_the_plan_forbids_it(sit
     refused(site.gate("out"), "of local memory per thread in answer; the plan's limit is 0")
     limit(site, GPU, spill_bytes=100_000, local_bytes=100_000)
     assert site.gate("out").code == 0
+
+
+@pytest.mark.nvrtc
+def test_launchers_of_another_compiler_than_the_recipe_pins_are_refused_before_anything_is_compiled(site: Site) -> None:
+    """A build for GPUs alone has no kernel of the host compiler, which makes what launches each of its images."""
+    declaration = site.library / "demo/op.toml"
+    after = '"nvrtc"\nsources = ["answer.cu"]\nhost_sources = ["answer_cpu.cpp"]'
+    edit(declaration, '"nvcc"\nsources = ["answer_cpu.cpp"]', after)
+    (site.library / "demo/answer.cu").write_text(SPILLING)
+    folder = site.root / "builders/box"
+    folder.mkdir(parents=True)
+    found = nvrtc.discover(site.machine("builder").settings())
+    recipe = 'name = "box"\n[nvrtc]\nversion = "{}"\n[cxx]\nversion = "{}"\n'
+    site.write({**GPU, "builder": "box"}, more='builders = "builders"\n')
+    (folder / "builder.toml").write_text(recipe.format(found.fingerprint["version"], "gcc 1.0"))
+    answer = site.shard("builder", "1/1", build="gpu")
+    assert answer.code == ConfigError.exit_code, answer.err
+    assert "the recipe 'box' pins cxx of launchers 'gcc 1.0'; 'g" in answer.err
+    assert site.compiler.compiled == 0
 
 
 def test_a_path_of_the_machine_that_builds_stops_a_shard_before_anything_is_handed_in(site: Site) -> None:

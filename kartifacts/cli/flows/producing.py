@@ -91,7 +91,7 @@ def compiled(
 ) -> tuple[Build, list[packing.Part]]:
     """Compile specs here, with the compilers that a recipe and a plan name, and sort the kernels into bundles."""
     toolchains = toolchains_of(specs, settings)
-    environment = checked_environment(toolchains, recipe, build)
+    environment = checked_environment(toolchains, specs, recipe, build)
     built = run_compilers(specs, settings)
     return built, packing.parts_of(list(zip(specs, built.kernels, strict=True)), toolchains, settings, environment)
 
@@ -103,14 +103,14 @@ def toolchains_of(specs: Sequence[Spec], settings: Settings) -> dict[str, Toolch
 
 
 def checked_environment(
-    toolchains: Mapping[str, Toolchain], recipe: Path | None, build: PlannedBuild | None
+    toolchains: Mapping[str, Toolchain], specs: Sequence[Spec], recipe: Path | None, build: PlannedBuild | None
 ) -> Recipe | None:
     """The recipe of this environment, once the compilers are those that it and the plan name."""
     from kartifacts.build.recipes import read_recipe
 
     if build is not None:
         planned.check_toolkit_of(build, toolchains)
-    return None if recipe is None else read_recipe(recipe, toolchains.values())
+    return None if recipe is None else read_recipe(recipe, toolchains.values(), specs)
 
 
 def run_compilers(specs: Sequence[Spec], settings: Settings, on_kernel: OnKernel | None = None) -> Build:

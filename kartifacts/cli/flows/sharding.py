@@ -57,7 +57,7 @@ def build_shard(
     mine = partition(specs, cost, of)[number - 1]
     toolchains = producing.toolchains_of(specs, settings)
     recipe = recipe or planned.recipe_file(work.plan, plan, build)
-    environment = producing.checked_environment(toolchains, recipe, build)
+    environment = producing.checked_environment(toolchains, specs, recipe, build)
     empty = _document(work, build.name, (number, of), costs, toolchains, environment, settings)
     bucket = open_at(out, settings)
     bucket.preflight()
