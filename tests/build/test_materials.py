@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.manifest import Descriptor, encode
 from kartifacts.model.materials import Materials, decode_materials
+from kartifacts.publish.provenance import statement_of
 from kartifacts.publish.referrers import MATERIALS, by_bundle, index_of, refer
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository, check_materials
 from kartifacts.publish.verify import verify_repository
+from tests.conftest import Machine
 
 CPU = "cpu:x86-64-v3"
 Build = Callable[..., Path]
@@ -42,6 +44,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         version: str = "1.0",
         change: Callable[[Path], None] | None = None,
         ops: str = "norm/rmsnorm",
+        asked: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Path:
         root = tmp_path / place / "kernels"
@@ -51,7 +54,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
             change(root)
         library = open_library(root, "kartifacts")
         monkeypatch.setattr("kartifacts.build.library.discover", lambda **_: [library])
-        settings = config.read(overrides={"workspace": tmp_path / place / "workspace", "archs": CPU})
+        settings = config.read(overrides={"workspace": tmp_path / place / "workspace", "archs": CPU, **(asked or {})})
         out = tmp_path / place / "out"
         flows.build(settings, ops=ops, out=out, library="kartifacts", version=version, lock=None, **more)
         return out
@@ -93,6 +96,32 @@ def test_they_name_every_source_and_the_programs_that_compiled_it(build: Build, 
     assert materials.programs["compiler"] == sha256(toolchain.place.read_bytes())
     assert "libtvm_ffi" in "".join(materials.programs)
     assert bundle.note("arch") == materials.arch == CPU
+
+
+def test_flags_and_launchers_of_the_settings_are_told_to_who_asks_and_to_who_has_the_release(
+    build: Build, tmp_path: Path
+) -> None:
+    """What `kartifacts config` shows of them while it is built is what the signed statement says of them later."""
+    launcher = tmp_path / "ccache"
+    launcher.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    launcher.chmod(0o755)
+    asked = {"cxx_flags": "-O1 -DX='a b'", "cxx_launcher": f"{launcher} --fast", "debug": True}
+    environ = {"cxx_flags": asked["cxx_flags"], "cxx_launcher": asked["cxx_launcher"], "debug": 1}
+    rows = Machine(tmp_path / "home").cli("config", "--json", **environ).data["settings"]
+    for name, value in environ.items():
+        assert rows[name] == {"value": str(value), "origin": f"environment KARTIFACTS_{name.upper()}"}
+
+    bundle, materials = only_bundle(build("here", asked=asked))
+    statement = statement_of(bundle, materials, sha256(b"materials"), sha256(b"sbom"), "https://ci.example")
+    definition = statement["predicate"]["buildDefinition"]
+    assert definition["internalParameters"]["toolchain"]["overrides"] == "-g -O0 -O1 '-DX=a b'"
+    started = {"name": "started by ccache", "digest": {"sha256": sha256(launcher.read_bytes())}}
+    assert {**started, "annotations": {"kind": "program"}} in definition["resolvedDependencies"]
+
+    usual, plain = only_bundle(build("usual"))
+    said = json.dumps(statement_of(usual, plain, sha256(b"materials"), sha256(b"sbom"), "https://ci.example"))
+    assert "overrides" not in said
+    assert "started by" not in said
 
 
 def test_of_a_source_that_was_rendered_they_name_the_template(build: Build) -> None:
