@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from kartifacts.build import kept, workspace
 from kartifacts.build.costs import FILE, Costs
 from kartifacts.build.jobs import Jobs
 from kartifacts.build.kept import BuiltKernel
+from kartifacts.build.outside import Seen
 from kartifacts.build.planner import LINK_MEMORY, Plan
 from kartifacts.build.room import Room
 from kartifacts.build.run import Limits, run
@@ -97,7 +98,7 @@ def compile_specs(
     workspace.usable(settings.workspace)
     keys = [spec.key(toolchains[spec.device.toolchain].made_with(spec)) for spec in specs]
     wanted = dict(zip(keys, specs, strict=True))
-    made = {key: kernel for key, spec in wanted.items() if (kernel := kept.find(settings.workspace, spec, key))}
+    made = {key: kernel for key, kernel in _kept(settings.workspace, wanted) if kernel is not None}
     missing = {key: spec for key, spec in wanted.items() if key not in made}
     report: dict[str, Any] = {"kernels": len(wanted), "kernels_reused": len(made)}
     if missing:
@@ -111,6 +112,12 @@ def compile_specs(
     kernels = [made[key] for key in keys if key in made]
     check_complete(specs, kernels)
     return Build(tuple(kernels), {**_NOTHING_DONE, **report, **_totals(kernels, started)})
+
+
+def _kept(place: Path, wanted: Mapping[Digest, Spec]) -> Iterator[tuple[Digest, BuiltKernel | None]]:
+    looked: dict[Seen, bool] = {}
+    for key, spec in wanted.items():
+        yield key, kept.find(place, spec, key, looked=looked)
 
 
 def check_complete(plan: Sequence[Spec], built: Iterable[BuiltKernel]) -> None:

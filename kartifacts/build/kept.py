@@ -30,7 +30,7 @@ from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.files.reading import read_regular
 from kartifacts.files.trust import make_directory
 from kartifacts.model.arch import Arch, parse_arch
-from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256, strict_json
+from kartifacts.model.digest import Digest, canonical_json, parse_digest, sha256
 from kartifacts.model.spec import Spec, overridden
 
 log = logging.getLogger(__name__)
@@ -83,16 +83,23 @@ def folder(workspace: Path, spec: Spec) -> Path:
     return workspace / "kernels" / f"{spec.op_digest}.{spec.arch.slug}"
 
 
-def find(workspace: Path, spec: Spec, key: Digest | None = None) -> BuiltKernel | None:
+def find(
+    workspace: Path, spec: Spec, key: Digest | None = None, *, looked: dict[Seen, bool] | None = None
+) -> BuiltKernel | None:
     """The first of `every`; None if there is none."""
-    return next(every(workspace, spec, key), None)
+    return next(every(workspace, spec, key, looked=looked), None)
 
 
-def every(workspace: Path, spec: Spec, key: Digest | None = None) -> Iterator[BuiltKernel]:
+def every(
+    workspace: Path, spec: Spec, key: Digest | None = None, *, looked: dict[Seen, bool] | None = None
+) -> Iterator[BuiltKernel]:
     """The finished builds of `spec` with this key, or without one those of any compiler on any machine, newest first.
 
     Without a key, what was compiled with flags of somebody's settings is passed over.  A damaged build counts as none,
     with a warning, and so does one of headers that have changed.  Writes nothing.
+
+    Args:
+        looked: as of `outside.unchanged`.
 
     Raises:
         StoreError: the workspace belongs to somebody else, or everybody may write to it.
@@ -104,14 +111,14 @@ def every(workspace: Path, spec: Spec, key: Digest | None = None) -> Iterator[Bu
         places: Iterable[Path] = sorted(_entries(home), key=_age)
     else:  # its place, then those beside it; only looked for if need be
         places = chain([home / key], (place for place in _entries(home) if place.name.startswith(f"{key}.")))
-    found = (kernel for place in places if (kernel := _usable(place, spec)) is not None)
+    found = (kernel for place in places if (kernel := _usable(place, spec, looked)) is not None)
     yield from (kernel for kernel in found if key is not None or not overridden(kernel.toolchain))
 
 
-def _usable(place: Path, spec: Spec) -> BuiltKernel | None:
+def _usable(place: Path, spec: Spec, looked: dict[Seen, bool] | None) -> BuiltKernel | None:
     try:
         record = _record(place, spec)
-        if unchanged(record.outside):
+        if unchanged(record.outside, looked):
             return _checked(place, record)
         log.info("what %s includes has changed outside of its library since it was built in %s", spec.uri, place)
     except FileNotFoundError:
@@ -146,9 +153,9 @@ def read(place: Path, spec: Spec) -> BuiltKernel:
 def _record(place: Path, spec: Spec) -> Record:
     what = str(place / RECORD)
     try:
-        record = msgspec.convert(strict_json(read_regular(place / RECORD, MAX_RECORD), what=what), Record)
+        record = msgspec.json.decode(read_regular(place / RECORD, MAX_RECORD), type=Record)
         msgspec.convert(record.parts.get("compiler"), dict[str, str])
-    except (msgspec.ValidationError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, of which msgspec's errors are, or not UTF-8
         raise VerificationError(f"{what} is malformed: {error}") from error
     parse_digest(record.key, what=what)
     if record.suffix not in SUFFIXES:

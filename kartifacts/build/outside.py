@@ -93,9 +93,20 @@ def seen(paths: Iterable[str], search: Sequence[str] = (), *, since: int | None 
     return found + _absent(missed)
 
 
-def unchanged(files: Iterable[Seen]) -> bool:
-    """Whether each still holds what it held, or lacks what it lacked; what was not touched is not read."""
-    return all(map(_is_as_it_was, files))
+def unchanged(files: Iterable[Seen], looked: dict[Seen, bool] | None = None) -> bool:
+    """Whether each still holds what it held, or lacks what it lacked; what was not touched is not read.
+
+    Args:
+        looked: what was found a moment ago, which is added to: hundreds of kernels include the same headers.
+    """
+    if looked is None:
+        return all(map(_is_as_it_was, files))
+    for file in files:
+        if file not in looked:
+            looked[file] = _is_as_it_was(file)
+        if not looked[file]:
+            return False
+    return True
 
 
 def _is_as_it_was(file: Seen) -> bool:
