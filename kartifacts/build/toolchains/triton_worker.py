@@ -113,7 +113,7 @@ def notes(job: python_worker.Job, function: Any, made: Any) -> dict[str, str]:
         "shared": str(made.shared),
         "threads": str(made.num_warps * made.warp_size),
     }
-    if made.global_scratch_size:
+    if getattr(made, "global_scratch_size", 0):  # Triton 3.6 has none for AMD
         found |= {"scratch": str(made.global_scratch_size), "scratch.align": str(made.global_scratch_align)}
     return found
 
