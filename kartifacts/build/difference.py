@@ -133,10 +133,9 @@ def _sections(first: memoryview, second: memoryview) -> Iterator[Difference]:
             yield Difference(where, "added", f"{later.size} bytes are new")
         elif _same(earlier, later) or (name in _CONTAINERS and machine != CUDA):
             continue
-        elif name in _TEXTS:
-            yield from lines(where, _texts(earlier.data), _texts(later.data))
         else:
-            yield Difference(where, "changed", _change(earlier, later))
+            said = lines(where, _texts(earlier.data), _texts(later.data)) if name in _TEXTS else ()
+            yield from [*said] or [Difference(where, "changed", _change(earlier, later))]
     for kind in (SHT_DYNSYM, _SHT_SYMTAB):
         yield from names("symbols", _symbols(before, kind), _symbols(after, kind))
     yield from names("dynamic entries", _entries(before), _entries(after))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zstandard
 
+from kartifacts.build.difference import differences
 from kartifacts.build.elf import inspect_bytes
 from kartifacts.errors import VerificationError
 from kartifacts.runtime import host
@@ -106,6 +107,12 @@ def test_a_crafted_file_is_read_or_refused_in_time_that_its_size_is_worth(kind: 
     except VerificationError:
         return
     assert sum(map(len, (*found.needed, *found.undefined, *found.exports))) <= 16 * len(content) + (4 << 20)
+
+
+@pytest.mark.parametrize("kind", CRAFTED)
+def test_crafted_files_are_compared_in_time_that_their_size_is_worth(kind: str) -> None:
+    content = CRAFTED[kind]()
+    assert differences(content, content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def test_a_cubin_whose_notes_hold_a_number_without_end_is_a_typed_error_or_read() -> None:
