@@ -185,9 +185,10 @@ def sentence(one: Missed) -> str:
 
 
 def _entry_lines(entry: Entry) -> Iterator[str]:
-    if added := [*map(str, entry.archs), *entry.ops]:
-        yield f"# new: {', '.join(sorted(added))}"
     build = entry.build
+    if added := [*map(str, entry.archs), *entry.ops]:
+        place = "a new build" if entry.new else f"in place of the build {build.name!r}" if build.machine else "changed"
+        yield f"# {place}: with {', '.join(sorted(added))}"
     if build.machine or entry.new:
         yield "[[build]]"
         texts = {"name": build.name, "machine": build.machine, "cuda": build.cuda, "builder": build.builder}

@@ -305,9 +305,13 @@ def test_what_a_real_run_of_pytest_missed_comes_back_by_both_ways(machine: Machi
     )
     log, misses = tmp_path / "output", tmp_path / "misses"
     environ = machine.environ({"jit": "never", "misses": misses})
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=yes", "-q", str(suite)]
-        assert subprocess.run(command, env=environ, cwd=suite, stdout=output, check=False).returncode == 1
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=yes", "-q", str(suite), "-k"]
+    parts = [  # at once, as of a suite that is divided
+        subprocess.Popen([*command, which], env=environ, cwd=suite, stdout=subprocess.PIPE)
+        for which in ("one", "two or three")
+    ]
+    log.write_bytes(b"".join(part.communicate()[0] for part in parts))
+    assert [part.returncode for part in parts] == [1, 1]
     rows = {}
     for source in (log, misses):
         answer = machine.cli("coverage", "--from", source, "--json")
@@ -322,6 +326,12 @@ def test_what_a_real_run_of_pytest_missed_comes_back_by_both_ways(machine: Machi
         ("demo/answer?size=1", arch): {"test_one", "test_three"},
         ("demo/answer?size=1000", arch): {"test_two"},
     }
+    entries = machine.cli("coverage", "--from", misses).out
+    (tmp_path / "plan.toml").write_text(f'schema = 2\nlibrary = "tiny"\n\n{entries}')
+    answer = machine.cli("plan", tmp_path / "plan.toml", "--json")
+    assert answer.code == 0, answer.err
+    [build] = read_plan(tmp_path / "plan.toml").builds
+    assert (build.archs, build.ops, build.machine) == ([arch], ["demo/answer"], os.uname().machine)
 
 
 def test_the_error_and_the_log_of_the_jit_are_what_is_looked_for(
