@@ -1,31 +1,21 @@
-"""The rules that every module keeps, and what users get when they install: a light import and a whole wheel."""
+"""The rules that every module keeps, and what users get when they import it."""
 
 from __future__ import annotations
 
 import ast
 import json
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import kartifacts
 from tests.conftest import REPORT, WATCH, Machine
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CHECKOUT = Path(__file__).parents[1]
 PACKAGE = CHECKOUT / "kartifacts"
@@ -217,129 +207,3 @@ def test_imports_point_one_way() -> None:
         pytest.skip("needs import-linter")
     done = subprocess.run([program, "--no-cache"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-# -- the wheel ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built from a copy, so that nothing lands here and nothing stale gets in."""
-    copy, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns("__pycache__", "_kernels", "*.egg-info")
-    for name in ("kartifacts", "kernels"):
-        shutil.copytree(CHECKOUT / name, copy / name, ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md"):
-        shutil.copy(CHECKOUT / name, copy)
-    stale = copy / "build" / "lib" / "kartifacts"  # of an earlier build, as `pip install .` leaves it
-    for name in ("gone.py", "_kernels/gone/op.toml"):
-        (stale / name).parent.mkdir(parents=True, exist_ok=True)
-        (stale / name).write_text("")
-    offline = ["--no-build-isolation", "--no-deps", "--no-index"]
-    command = [sys.executable, "-m", "pip", "wheel", "-q", *offline, "-w", str(out), str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    [path] = out.glob("kartifacts-*.whl")
-    return path
-
-
-def test_the_wheel_holds_every_module_and_every_kernel_source_and_no_test(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"kartifacts/{name_of(path)}" for path in MODULES} <= names
-    sources = {
-        str(path.relative_to(CHECKOUT / "kernels"))
-        for path in (CHECKOUT / "kernels").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(("test_", "conftest"))
-    }
-    assert {"norm/op.toml", "rope/apply_rope.cu.jinja"} <= sources
-    assert {f"kartifacts/_kernels/{name}" for name in sources} <= names
-    assert not [name for name in names if "gone" in name]
-    assert "kartifacts/py.typed" in names
-    stray = re.compile(r"(^|[^a-z])(conf)?tests?([^a-z]|$)")  # as a word: attestations are not tests
-    assert not [name for name in names if stray.search(name) and not name.startswith("kartifacts/testing/")]
-    assert {name.partition("/")[0] for name in names} == {
-        "kartifacts",
-        f"kartifacts-{kartifacts.__version__}.dist-info",
-    }
-
-
-_BUILD_NEEDS = """
-import json, os, sys
-from importlib.metadata import packages_distributions
-from pathlib import Path
-from kartifacts import config
-from kartifacts.build import launchers, library
-settings = config.read({"PATH": os.environ["PATH"]}, {"workspace": Path(sys.argv[2], "workspace")})
-assert launchers.prebuild(library.open_library(Path(sys.argv[1])), Path(sys.argv[2], "made"), settings)
-owners = packages_distributions()
-print(json.dumps(sorted({o for name in sys.modules for o in owners.get(name.partition(".")[0], ())})))
-"""
-
-
-def test_a_build_in_isolation_has_every_package_that_it_imports(machine: Machine) -> None:
-    """pip builds the wheel where nothing but `build-system.requires` is installed."""
-    requires = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["build-system"]["requires"]
-    allowed, pending = {"kartifacts"}, [Requirement(text) for text in requires]
-    while pending:
-        each = pending.pop()
-        if canonicalize_name(each.name) in allowed or (each.marker and not each.marker.evaluate({"extra": ""})):
-            continue
-        allowed.add(canonicalize_name(each.name))
-        pending += [Requirement(text) for text in metadata.requires(each.name) or ()]
-    command = [sys.executable, "-c", _BUILD_NEEDS, CHECKOUT / "kernels", machine.home]
-    done = subprocess.run(command, env=machine.environ({}), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    imported = {canonicalize_name(name) for name in json.loads(done.stdout)}
-    assert {"jinja2", "msgspec"} <= imported
-    assert imported <= allowed
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel alone; what it depends on is borrowed from this one."""
-    root = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root], check=True)
-    python = root / "bin/python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(pip, check=True, capture_output=True)
-    [site] = root.glob("lib/python*/site-packages")
-    borrowed = {place for place in sys.path if place.endswith("-packages")}
-    (site / "borrowed.pth").write_text("\n".join(sorted(borrowed)) + "\n")
-    return python
-
-
-def test_the_ops_work_from_the_wheel_alone(installed: Path, machine: Machine) -> None:
-    code = """
-import kartifacts, sys
-import numpy as np
-from kartifacts import ops
-assert kartifacts.__file__.startswith(sys.prefix), kartifacts.__file__
-x = np.random.default_rng().standard_normal((8, 4096), dtype=np.float32)
-y = ops.rmsnorm(x, np.ones(4096, np.float32))
-exact = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-6)
-assert abs(y - exact).max() < 1e-5
-"""
-    environ = machine.environ({})
-    package = next(installed.parents[1].glob("lib/python*/site-packages/kartifacts"))
-    before = sorted(path.stat().st_mtime_ns for path in package.rglob("*"))
-    command = [str(installed), "-B", "-c", code]
-    done = subprocess.run(command, env=environ, cwd=machine.home, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.stat().st_mtime_ns for path in package.rglob("*")) == before
-    for program in ([str(installed.parent / "kartifacts")], [str(installed), "-m", "kartifacts"]):
-        done = subprocess.run(
-            [*program, "doctor"], env=environ, cwd=machine.home, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"{package}/_kernels" in done.stdout
-
-
-def test_the_checkout_and_the_wheel_agree_on_what_an_op_is(installed: Path, machine: Machine) -> None:
-    """Else nothing that CI publishes would fit what users install."""
-    arguments = ["explain-key", "norm/rmsnorm", "dtype=float32", "--arch", "cpu:x86-64", "--json"]
-    here = machine.cli(*arguments).data
-    environ = machine.environ({})
-    command = [str(installed), "-m", "kartifacts", *arguments]
-    done = subprocess.run(command, env=environ, cwd=machine.home, capture_output=True, text=True, check=True)
-    assert f'"op_digest": "{here["op_digest"]}"' in done.stdout
-    assert f'"key": "{here["key"]}"' in done.stdout

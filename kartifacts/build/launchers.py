@@ -28,7 +28,7 @@ from kartifacts.build import closure, elf
 from kartifacts.build.toolchains import Unit, cxx, probe
 from kartifacts.build.toolchains.options import flags_for
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError, ConfigError, KartifactsError
+from kartifacts.errors import BuildError, ConfigError, KartifactsError, NoCompiler, Refusal
 from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import targets
 from kartifacts.model.digest import Digest, canonical_json, sha256, strict_json
@@ -44,6 +44,7 @@ MAX_LAUNCHER, MAX_RECORD = 64 << 20, 1 << 20  # bytes
 # What every Linux that Python 3.10 is built for has; a launcher that needs more is not worth shipping.
 MOST = {"glibc": (2, 17), "glibcxx": (3, 4, 19), "cxxabi": (1, 3, 7)}
 _NEWEST = (99, 0)  # CUDA toolkit
+_ABSENT = "none came with the sources"
 _ONE_WORD = re.compile(r"[!-~]+")
 
 
@@ -63,7 +64,7 @@ class Launchers:
     """Where the launchers of images come from."""
 
     settings: Settings
-    _known: dict[object, Record | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[object, Record | Refusal] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def host(self) -> cxx.Cxx:
@@ -81,44 +82,59 @@ class Launchers:
         return not options.flags and not options.symbols
 
     def facts(self, spec: Spec) -> dict[str, str]:
-        """What the key of a kernel has to say of its launcher."""
+        """What the key of a kernel has to say of its launcher.
+
+        Raises:
+            NoCompiler: it must be compiled, and there is no host compiler.
+        """
         if not spec.device.host_sources:
             return {}
-        record = self._record(spec)
-        made = self.host.fingerprint if record is None else record.compiler
+        found = self._look(spec)
+        try:
+            made = found.compiler if isinstance(found, Record) else self.host.fingerprint
+        except NoCompiler as error:
+            assert isinstance(found, Refusal)
+            raise NoCompiler(
+                f"the launcher of {spec.family}/{spec.op.name} must be compiled: {error.message}",
+                searched=(found, *error.searched),
+                hint=error.hint,
+            ) from None
         return {f"launcher {name}": value for name, value in made.items() if name != "kind"}
 
     def prebuilt(self, spec: Spec) -> Path | None:
         """The launcher that came with the sources of `spec`; None if there is none that may be used."""
-        return None if self._record(spec) is None else place(Path(spec.root), spec)
+        return place(Path(spec.root), spec) if self._came(spec) else None
 
     def units(self, spec: Spec) -> tuple[Unit, ...]:
         """What to compile for a launcher; nothing if there is one."""
-        if not spec.device.host_sources or self._record(spec) is not None:
+        if not spec.device.host_sources or self._came(spec):
             return ()
         return self.host.host_units(spec)
 
-    def _record(self, spec: Spec) -> Record | None:
-        """What is known of the prebuilt launcher; looked at once for all specs of an op, until its sources change."""
-        if not self._usual or not spec.device.host_sources:
-            return None
+    def _came(self, spec: Spec) -> bool:
+        return bool(spec.device.host_sources) and isinstance(self._look(spec), Record)
+
+    def _look(self, spec: Spec) -> Record | Refusal:
+        """What is said of the launcher that came along, or why it is not used; found out once, until sources change."""
         known_as = spec.root, spec.family, spec.op.name, spec.sources
         if known_as not in self._known:
-            self._known[known_as] = self._read_record(spec)
+            self._known[known_as] = found = self._judge(spec)
+            if isinstance(found, Refusal) and found.reason != _ABSENT:
+                log.info("a prebuilt launcher is not used: %s", found)
         return self._known[known_as]
 
-    def _read_record(self, spec: Spec) -> Record | None:
+    def _judge(self, spec: Spec) -> Record | Refusal:
         file = place(Path(spec.root), spec)
+        if not self._usual:
+            return Refusal(str(file), "the settings ask for other host code than what is shipped")
         try:
             record = _read(file.with_suffix(".json"))
-            if (reason := _unusable(record, file, spec)) is None:
-                return record
+            reason = _unusable(record, file, spec)
+            return record if reason is None else Refusal(str(file), reason)
         except FileNotFoundError:
-            return None
+            return Refusal(str(file), _ABSENT)
         except (OSError, KartifactsError) as error:
-            reason = str(error)
-        log.info("the prebuilt launcher %s is not used: %s", file, reason)
-        return None
+            return Refusal(str(file), str(error))
 
 
 def noted_defines(spec: Spec) -> dict[str, str]:
@@ -162,7 +178,8 @@ def _unusable(record: Record, file: Path, spec: Spec) -> str | None:
     if sha256(read_regular(file, MAX_LAUNCHER)) != record.sha256:
         return "it has changed since it was made"
     wanted, have = _version(record.needs.get("glibc", "")), _glibc()
-    return None if have >= wanted else f"it needs glibc {record.needs['glibc']}; here it is {have}"
+    here = ".".join(map(str, have)) or "another C library"
+    return None if have >= wanted else f"it needs glibc {record.needs['glibc']}; here it is {here}"
 
 
 def _glibc() -> tuple[int, ...]:
