@@ -1,93 +1,79 @@
-"""The guide for kernel authors: its files, as they stand there, are a library that works."""
+"""The reference for kernel authors names what there is, and what it shows compiles."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kartifacts.build import elf
 from kartifacts.build.compile import compile_specs
+from kartifacts.build.declared import TAKEN
 from kartifacts.build.library import open_library
-from kartifacts.build.toolchains import find
+from kartifacts.build.toolchains import KINDS, find
 from kartifacts.errors import NoCompiler
 from kartifacts.model.arch import parse_arch
+from kartifacts.model.spec import DeviceDecl, OpDecl
+from tests.cli.test_add_a_kernel import blocks
 from tests.conftest import Machine
 
-GUIDE = Path(__file__).parents[2] / "docs/kernel-authors.md"
+CHECKOUT = Path(__file__).parents[2]
+REFERENCE = (CHECKOUT / "docs/kernel-authors.md").read_text()
+HEADERS = CHECKOUT / "kernels/include/kart"
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Language and text of what the guide shows."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+def first_cells(title: str) -> list[str]:
+    """What the first column of a table names, of the table with this title in its first cell."""
+    table = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", REFERENCE, re.MULTILINE)
+    assert table is not None, title
+    return [name for line in table[1].splitlines() for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
 
 
-def write_library(root: Path) -> None:
-    """Write the directory of the families that the guide shows."""
-    (root / "scale").mkdir(parents=True)
-    for language, text in blocks():
-        named = re.match(r"(?://|#) (scale/\w+\.\w+)\n", text)
-        if named:
-            (root / named[1]).write_text(text[named.end() :])
-        elif language == "toml" and text.startswith("schema"):
-            (root / "scale/op.toml").write_text(text)
+@pytest.mark.parametrize(("title", "declared"), [("of an op", OpDecl), ("of a device", DeviceDecl)])
+def test_every_key_of_a_declaration_stands_in_the_reference_and_no_other(title: str, declared: type) -> None:
+    assert sorted(first_cells(title)) == sorted(declared.__annotations__)
 
 
-def link_objects(root: Path) -> None:
-    """Declare the CUDA half as the guide's section on objects does."""
-    (section,) = [text for language, text in blocks() if language == "toml" and text.startswith("[op.device.cuda]")]
-    declared = (root / "scale/op.toml").read_text()
-    (root / "scale/op.toml").write_text(declared[: declared.index("[op.device.cuda]")] + section)
+def test_every_toolchain_and_every_taken_name_is_told() -> None:
+    told = set(re.findall(r"`([\w.]+)`", REFERENCE))
+    assert told >= {*KINDS, *TAKEN}
+
+
+def test_every_header_of_ours_and_every_check_of_a_binding_is_told_and_no_other() -> None:
+    assert set(first_cells("header")) == {f"kart/{path.name}" for path in HEADERS.glob("*.*h")}
+    call = (HEADERS / "ffi.h").read_text().partition("class Call {")[2].partition(" private:")[0]
+    public = set(re.findall(r"^  (?:[\w:*]+[ *]+)+(\w+)\(", call, re.MULTILINE)) - {"Call"}
+    assert {name.partition("(")[0] for name in first_cells("of `kart::Call`")} == public
+    assert len(public) == 10
 
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
+    """The library of the page on adding a kernel, its CUDA half declared as the section on objects does."""
     root = tmp_path / "acme_kernels/kernels"
-    write_library(root)
+    for block in blocks({}):
+        if block.file.startswith("acme_kernels/kernels/"):
+            path = tmp_path / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+    found = dict(re.findall(r"^```(toml|cpp)\n(.*?)^```$", REFERENCE, re.DOTALL | re.MULTILINE))
+    declared = (root / "scale/op.toml").read_text()
+    (root / "scale/op.toml").write_text(declared[: declared.index("[op.device.cuda]")] + found["toml"])
+    (root / "scale/scale_linked.cu").write_text(found["cpp"])
     return root
-
-
-def test_the_files_of_the_guide_are_all_there_and_are_declared(library: Path) -> None:
-    named = set(re.findall(r"scale/\w+\.\w+", GUIDE.read_text()))
-    assert {f"scale/{path.name}" for path in (library / "scale").iterdir()} == named
-    assert open_library(library).ops == ("scale/scale",)
-
-
-def test_the_test_of_the_guide_passes(library: Path, machine: Machine) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(library)]
-    environ = machine.environ({})
-    done = subprocess.run(command, env=environ, cwd=library, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-
-
-def compiled(library: Path, toolchain: str, machine: Machine, archs: str = "9.0a") -> elf.Inspection:
-    settings = machine.settings()
-    try:
-        find(toolchain, settings)
-    except NoCompiler as error:
-        pytest.skip(str(error))
-    spec = open_library(library).spec("scale/scale", {"dtype": "bfloat16"}, parse_arch(archs))
-    assert spec.device.toolchain == toolchain
-    (kernel,) = compile_specs([spec], settings).kernels
-    return elf.inspect(kernel.path)
-
-
-@pytest.mark.nvrtc
-def test_the_image_of_the_guide_compiles(library: Path, machine: Machine) -> None:
-    found = compiled(library, "nvrtc", machine)
-    assert (found.exports, [str(arch) for arch in found.archs]) == (("scale",), ["9.0a"])
-    assert set(found.functions) == {"scale"}
-    assert ".kart.image" in found.sections
 
 
 @pytest.mark.nvcc
 def test_an_op_whose_object_holds_its_launcher_still_compiles(library: Path, machine: Machine) -> None:
     """As libraries of others do that were written before there were images."""
-    link_objects(library)
-    found = compiled(library, "nvcc", machine)
+    settings = machine.settings()
+    try:
+        find("nvcc", settings)
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    spec = open_library(library).spec("scale/scale", {"dtype": "bfloat16"}, parse_arch("9.0a"))
+    (kernel,) = compile_specs([spec], settings).kernels
+    found = elf.inspect(kernel.path)
     assert (found.exports, [str(arch) for arch in found.archs]) == (("scale",), ["9.0a"])
     assert ".kart.image" not in found.sections
