@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -195,10 +196,10 @@ print(json.dumps(result))
 """
 
 
-def built_by(python: Path, machine: Machine, **settings: Any) -> dict[str, Any]:
+def built_by(python: Path, machine: Machine, *, prefix: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
     """What became of a kernel for a GPU, and which processes were started."""
     environ = machine.environ({"CUDA_HOME": None, "CUDA_PATH": None, "cuda_compiler": "nvrtc", **settings})
-    command = [str(python), "-B", "-c", BUILD]
+    command = [*prefix, str(python), "-B", "-c", BUILD]
     done = subprocess.run(command, env=environ, cwd=machine.home, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -212,9 +213,11 @@ def skip_without_nvrtc(result: dict[str, Any]) -> None:
 
 @pytest.mark.nvrtc
 def test_where_no_program_is_reachable_nvrtc_makes_a_kernel_with_the_launcher_that_came_along(
-    installed: Path, machine: Machine
+    installed: Path, machine: Machine, tmp_path: Path
 ) -> None:
-    result = built_by(installed, machine, PATH="")
+    strace = shutil.which("strace")  # sees what the worker starts, too
+    traced = [] if strace is None else [strace, "-f", "-qq", "-e", "trace=execve", "-o", str(tmp_path / "trace")]
+    result = built_by(installed, machine, prefix=traced, PATH="")
     skip_without_nvrtc(result)
     assert result.get("said") is None
     assert Path(result["root"]).is_relative_to(installed.parents[1])
@@ -227,6 +230,8 @@ def test_where_no_program_is_reachable_nvrtc_makes_a_kernel_with_the_launcher_th
     worker = [str(installed), "-I", "-S", str(package / "build/toolchains/nvrtc_worker.py")]
     assert result["started"]
     assert all(command[:4] == worker for command in result["started"])  # no compiler, no linker, no shell
+    if strace is not None:
+        assert set(re.findall(r'execve\("([^"]*)"', (tmp_path / "trace").read_text())) == {str(installed)}
 
 
 def test_a_wheel_made_beside_a_compiler_brings_the_launcher_of_every_image_and_is_for_such_machines(
