@@ -164,7 +164,9 @@ def _nearest(spec: Spec, settings: Settings) -> list[str]:
     except NoCompiler:
         wanted = spec.key_parts({})
     found = nearest.nearest(settings.workspace, wanted)
-    return [] if found is None else [f"nearest is {found.path}, which differs in {', '.join(found.differences)}"]
+    if found is None or not found.differences:  # the very same was spoken of already
+        return []
+    return [f"nearest is {found.path}, which differs in {', '.join(found.differences)}"]
 
 
 # -- building ----------------------------------------------------------------------------------------------------------
@@ -182,6 +184,7 @@ def build(spec: Spec, settings: Settings, refusals: Iterable[Refusal]) -> Kernel
             arch=str(spec.arch),
             spec=spec,
             refusals=refusals,
+            hint=f"to have it compiled here: KARTIFACTS_JIT={'always' if settings.offline else 'auto'}",
         )
     log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
     try:

@@ -332,10 +332,13 @@ class Registry:
         try:
             return lifecycle.build(spec, self.settings, refusals)
         except MissingKernel as error:
-            error.hint = self._to_pin() or (
-                "fetch it first, on a machine with network: kartifacts fetch --ops "
-                f"{request.uri.partition('?')[0]} --archs {request.device}"
-            )
+            fetch = f"kartifacts fetch --ops {request.uri.partition('?')[0]} --archs {request.device}"
+            if self.lock.releases:
+                error.hint = f"fetch it first, on a machine with network: {fetch}"
+            else:
+                error.hint = (
+                    self._to_pin() or f"{error.hint}; or pin a release that holds it, by kartifacts sync or lock"
+                )
             raise
 
     # -- what it works with, each found at first use -------------------------------------------------------------------

@@ -99,6 +99,10 @@ def test_what_must_not_be_compiled_comes_with_the_spec_that_would_be(
         f"no usable kernel for demo/answer?size=1000 on {host.cpu()}, and compiling it is refused: "
     )
     assert (error.uri, error.arch, error.spec) == (spec.uri, str(spec.arch), spec)
+    way_out = "KARTIFACTS_JIT=auto" if "jit" in policy else "KARTIFACTS_JIT=always"
+    assert way_out in (error.hint or "")
+    with pytest.raises(MissingKernel, match=rf"hint: .*{way_out}; or pin a release that holds it"):
+        machine.registry(libraries=[tiny], **policy).load(**ANSWER)
     assert compiler.starts == 0
     assert error.spec is not None
     assert answer_of(build_and_load(error.spec, machine.settings(jit="always"))) == 7000
@@ -376,6 +380,7 @@ def test_without_the_disk_cache_and_a_compiler_forbidden_what_was_built_is_missi
         machine.registry(libraries=[tiny], disk_cache="off", jit="never").load(**ANSWER)
     rows = machine.registry(libraries=[tiny], disk_cache="off").explain(**ANSWER)
     assert any("KARTIFACTS_DISK_CACHE=off" in row.reason for row in rows)
+    assert not any("nearest" in row.reason for row in rows)  # it would be the very same
 
 
 def test_without_the_disk_cache_the_log_of_a_failure_stays(machine: Machine, tiny: Path) -> None:
