@@ -115,15 +115,20 @@ def _release(
         told = _told(*before, [*earlier.values()]), _told(*after, [*later.values()])
     for bundle in sorted({*old, *new}):
         if bundle not in new:
-            yield Difference(f"{name}: {bundle}", "removed", f"{old[bundle].note('kernels')} kernels are gone")
+            yield Difference(f"{name}: {bundle}", "removed", f"{_count(before[0], old[bundle])} are gone")
         elif bundle not in old:
-            yield Difference(f"{name}: {bundle}", "added", f"{new[bundle].note('kernels')} kernels are new")
+            yield Difference(f"{name}: {bundle}", "added", f"{_count(after[0], new[bundle])} are new")
         else:
             sides = _read(before[0], old[bundle], told[0]), _read(after[0], new[bundle], told[1])
             for row in _bundle(*sides, scope.depth, compare):
                 yield row.inside(f"{name}: {bundle}")
     if earlier.keys() == later.keys():
         yield Difference(name, "changed", "the same bundles, listed otherwise")
+
+
+def _count(repository: Repository, descriptor: Descriptor) -> str:
+    table = repository.table(repository.bundle(descriptor), f"kernel table of {bundle_name(descriptor)}")
+    return f"{len(table.kernels)} kernels"
 
 
 def _told(repository: Repository, pin: Pin, bundles: Sequence[Descriptor]) -> dict[Digest, Referrer]:
@@ -169,8 +174,11 @@ def _bundle(before: _Bundle, after: _Bundle, depth: int, compare: Compare) -> It
             yield from (row.inside(uri) for row in rows)
     if len(changed) > depth:
         yield Difference("bytes", "changed", f"explained for {depth} of {len(changed)} kernels")
-    for uri in sorted(earlier.keys() & later.keys() - {*changed}):
+    same = earlier.keys() & later.keys() - {*changed}
+    for uri in sorted(same):
         yield from _entry(uri, earlier[uri], later[uri])
+    if renamed := sum(earlier[uri].key != later[uri].key for uri in same):
+        yield Difference("keys", "changed", f"{renamed} kernels have other keys and the same bytes")
     if not changed and earlier.keys() == later.keys():
         yield from _packing(before, after)
 
@@ -220,9 +228,9 @@ def _how(ops: Sequence[MadeOp]) -> dict[str, dict[str, object]]:
 
 
 def _entry(uri: str, before: KernelEntry, after: KernelEntry) -> Iterator[Difference]:
-    """The same bytes, of which the tables say different things."""
+    """The same bytes, of which the tables say different things, besides who they are."""
     said = (
-        {"key": each.key, "op_digest": each.op_digest, "exports": ", ".join(each.exports), **each.needs}
+        {"exports": ", ".join(each.exports), **{f"needs {name}": version for name, version in each.needs.items()}}
         for each in (before, after)
     )
     yield from (row.inside(uri) for row in values("", *said))
