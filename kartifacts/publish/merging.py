@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from kartifacts.errors import ConfigError, VerificationError
 from kartifacts.publish.buckets import Bucket, Unlisted
 from kartifacts.publish.plan import Build, Plan
@@ -37,7 +39,8 @@ def gather(bucket: Bucket, plan: Plan, promises: Promises | None = None, builds:
     wanted = promises.digest if promises is not None else _only_run(bucket, plan, there)
     shards: list[Shard] = []
     faults: list[str] = []
-    chosen = plan.only(builds).builds
+    part = plan.only(builds)
+    chosen = part.builds
     for build in chosen:
         found, wrong = _shards_of(bucket, build, wanted, there)
         shards += found
@@ -55,7 +58,8 @@ def gather(bucket: Bucket, plan: Plan, promises: Promises | None = None, builds:
         more = f"\n  and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise VerificationError(f"the shards in {bucket.name} do not make up the release:{shown}{more}")
     assert promises is not None
-    return Gathered(promises.only([build.name for build in chosen]), shards)
+    told = promises.only([build.name for build in chosen])
+    return Gathered(msgspec.structs.replace(told, plan=part.digest), shards)
 
 
 def _listed(bucket: Bucket) -> list[Place] | None:
@@ -102,7 +106,9 @@ def _shards_of(bucket: Bucket, build: Build, promises: str, there: list[Place] |
     totals = sorted({place.of for place in mine}) or [build.shards]
     if len(totals) > 1:
         mixed = ", ".join(f"{place.number}/{place.of}" for place in mine)
-        return [], [f"the shards of build {build.name!r} are parts of different divisions: {mixed}"]
+        return [], [
+            f"the shards of build {build.name!r} are parts of different divisions: {mixed}; remove those not meant"
+        ]
     found, faults = [], []
     for number in range(1, totals[0] + 1):
         shard = read_shard(bucket, Place(promises, build.name, number, totals[0]))

@@ -274,6 +274,9 @@ def test_a_part_of_a_plan_is_merged_and_published_only_when_asked_for_by_name(si
     assert "shard 1/1 of build 'far' is missing" in answer.err
     assert not (site.root / "merged").exists()
     assert site.merge("merged", "--build", "cpu").code == 0
+    planned = ("--plan", site.plan, "--build", "cpu", "--out", site.root / "planned")
+    assert site.cli("plain", "build", *planned).code == 0
+    assert site.files("merged") == site.files("planned")
     options = (f"dir:{site.root / 'public'}", "--from", site.root / "merged", "--plan", site.plan)
     answer = site.cli("gate", "publish", *options)
     assert answer.code == 5
