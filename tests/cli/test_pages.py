@@ -16,6 +16,7 @@ from tests.conftest import CPU_ARCHS, Machine
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
 RELEASES = (CHECKOUT / "docs/howto/releases.md").read_text()
+RELEASE = (CHECKOUT / "docs/howto/release.md").read_text()
 REPRODUCIBLE = (CHECKOUT / "docs/howto/reproducible.md").read_text()
 KEPT = Path(".config/kartifacts/kartifacts.lock")
 
@@ -116,3 +117,37 @@ def test_a_published_release_is_built_again_and_proved_equal_as_the_page_says(sh
     shell.run("rm -r rebuilt")
     with pytest.raises(AssertionError, match=r"toolchain:\n\s+overrides: is -fno-math-errno"):
         typed(f"export KARTIFACTS_CXX_FLAGS=-fno-math-errno\n{again}")
+
+
+def test_the_page_about_making_a_release_works_as_it_stands_there(shell: Shell) -> None:
+    dry_run, build, publish, use, measure, export = re.findall(r"^```sh\n(.*?)^```$", RELEASE, re.DOTALL | re.MULTILINE)
+    assert dry_run == "ci/release --dry-run\n"  # which CI does
+    machine = os.uname().machine
+    (shell.home / "plan.toml").write_text(
+        f'schema = 2\nlibrary = "kartifacts"\n[[build]]\nname = "cpu"\nmachine = "{machine}"\n'
+        f'archs = ["{CPU_ARCHS.split()[-1]}"]\nops = ["norm/layernorm"]\nshards = 2\n'
+    )
+
+    def typed(text: str) -> str:
+        for told, here in (
+            ("manifests/release.toml", "plan.toml"),
+            ("manifests/costs.json", "costs.json"),
+            ("cuda-13.0-x86_64", "cpu"),
+            ("s3://builders/shards", "./shards"),
+            ("s3://bucket/kernels", "./bucket"),
+            ("mylib", "kartifacts"),
+        ):
+            text = text.replace(told, here)
+        return shell.run(f"export KARTIFACTS_MIRRORS=$PWD/bucket; {text}")
+
+    typed("kartifacts keys init ring --library mylib")
+    typed(export)
+    assert len((shell.home / "release-keys").read_text()) < 48 << 10  # a secret of GitHub
+    typed(f"mkdir -p {KEPT.parent}; cp root.json {KEPT.parent}")
+    assert "built 0" not in typed(build)
+    assert typed(build).count("built 0") == 2
+    assert "is what the plan promises" in typed(publish)
+    typed(use)
+    assert shell.pinned() == "1.2.0"
+    typed(measure)
+    assert "norm/layernorm_cpu.cpp" in (shell.home / "costs.json").read_text()

