@@ -32,6 +32,7 @@ from kartifacts.model.arch import Arch, Suffix, parse_arch
 
 CUDA, AMDGPU = 190, 224  # machines
 _OSABI_OLD_CUBIN = 51  # ptxas before 13.0, for sm below 100
+_OLD_ACCELERATOR = 0x800  # in the flags of the old format, which knows no families
 _ACCELERATOR_TARGET = b"\x02\x09\x01"  # in .nv.compat: the code is for exactly this arch
 
 _FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
@@ -155,7 +156,9 @@ def _cubin(data: memoryview) -> Image:
     target = re.search(rb"-arch[ =]sm_(\d{1,3})([af]?)\b", tools)
     suffix: Suffix = ""
     exact = True
-    if target and int(target[1]) == sm:
+    if old:
+        suffix = "a" if flags & _OLD_ACCELERATOR else ""
+    elif target and int(target[1]) == sm:
         suffix = _SUFFIXES[target[2]]
     elif _content(by_name, ".nv.compat")[:3] == _ACCELERATOR_TARGET:
         suffix = "a"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
-from kartifacts.build.elf import cubin_arch, inspect
+from kartifacts.build.elf import cubin_arch, inspect, inspect_bytes
 from kartifacts.errors import StoreError, VerificationError
 from kartifacts.model.arch import parse_arch
 
@@ -87,6 +88,18 @@ def test_a_cubin_is_never_taken_for_another_arch_or_suffix(nvcc: Compile, arch: 
     found = inspect(cubin)
     assert (found.kind, found.machine, found.archs) == ("cubin", "cuda", (parse_arch(arch),))
     assert found.needs["driver"].endswith(".0")
+
+
+@pytest.mark.parametrize(("flags", "arch"), [(0x500550, "8.0"), (0x5A055A, "9.0"), (0x5A0D5A, "9.0a")])
+def test_a_cubin_of_an_assembler_before_cuda_13_tells_its_suffix(flags: int, arch: str) -> None:
+    """As Triton and CuTe DSL bring one for GPUs before Blackwell: there are no notes, and the flags are laid out so."""
+    header = struct.pack(
+        "<4sBBBB8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 51, 2, 190, 1, 0, 0, 0, flags, 64, 0, 0, 64, 0, 0
+    )
+    found = inspect_bytes(header[:8] + b"\x07" + header[9:], "crafted")
+    assert found.archs == (parse_arch(arch),)
+    [image] = found.images
+    assert [str(each) for each in map(parse_arch, ("8.0", "9.0", "9.0a", "9.0+PTX")) if image.is_for(each)] == [arch]
 
 
 @pytest.mark.nvcc

@@ -124,11 +124,9 @@ class Triton(Toolchain):
     def notes(self, spec: Spec, image: Path) -> dict[str, str]:
         """What Triton alone knows stands in the image itself."""
         try:
-            noted = images.noted_in(read_regular(image, MAX_IMAGE))
+            return images.noted_in(read_regular(image, MAX_IMAGE))
         except (OSError, VerificationError) as error:
             raise StoreError(f"cannot read the image of {spec.uri} for {spec.arch}: {error}") from error
-        release = self.facts.get("ptxas" if spec.arch.major < 9 else "ptxas-blackwell", "")
-        return {**noted, "toolkit": ".".join(release.split(".")[:2])} if release else noted
 
     def _image_facts(self, spec: Spec) -> dict[str, str]:
         beside = packages.imported(spec, ("triton",))

@@ -69,7 +69,12 @@ def compiled(job: python_worker.Job, function: Any) -> bytes:
         raise python_worker.Mistake(_located(error, job)) from None
     from kartifacts.build import images
 
-    return images.noted(made.kernel, notes(job, function, made.metadata))
+    noted = notes(job, function, made.metadata)
+    if kind == "cuda":
+        from triton.backends.nvidia.compiler import get_ptxas
+
+        noted["toolkit"] = get_ptxas(int(chip)).version
+    return images.noted(made.kernel, noted)
 
 
 def warp_size(chip: str) -> int:
