@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -168,6 +170,21 @@ def test_workers_are_programs_that_the_library_never_imports() -> None:
                 spelled = {getattr(node, "module", None) or "", *(alias.name for alias in node.names)}
                 imported = {name.rpartition(".")[2] for name in spelled}
                 assert not imported & names, path
+
+
+def test_programs_of_ci_take_from_the_tests_what_is_there() -> None:
+    """They run where nobody sees them fail before it matters, such as on a machine with a GPU."""
+    taken = [
+        (path.name, str(node.module), alias.name)
+        for path in sorted((CHECKOUT / "ci").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("tests", "kartifacts")
+        for alias in node.names
+    ]
+    assert any(module.startswith("tests.") for _, module, _ in taken)
+    for program, module, name in taken:
+        found = importlib.import_module(module)
+        assert hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}"), (program, module, name)
 
 
 def test_a_place_that_a_user_names_is_looked_at_without_failing() -> None:

@@ -48,19 +48,29 @@ def test_every_header_of_ours_and_every_check_of_a_binding_is_told_and_no_other(
     assert len(public) == 10
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> Path:
-    """The library of the page on adding a kernel, its CUDA half declared as the section on objects does."""
-    root = tmp_path / "acme_kernels/kernels"
+def write_library(root: Path) -> None:
+    """Write the library of the page on adding a kernel, whose CUDA half is an image; ci/gpu does so too."""
+    top = "acme_kernels/kernels/"
     for block in blocks({}):
-        if block.file.startswith("acme_kernels/kernels/"):
-            path = tmp_path / block.file
+        if block.file.startswith(top):
+            path = root / block.file.removeprefix(top)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
+
+
+def link_objects(root: Path) -> None:
+    """Declare its CUDA half as the section on objects does."""
     found = dict(re.findall(r"^```(toml|cpp)\n(.*?)^```$", REFERENCE, re.DOTALL | re.MULTILINE))
     declared = (root / "scale/op.toml").read_text()
     (root / "scale/op.toml").write_text(declared[: declared.index("[op.device.cuda]")] + found["toml"])
     (root / "scale/scale_linked.cu").write_text(found["cpp"])
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    root = tmp_path / "kernels"
+    write_library(root)
+    link_objects(root)
     return root
 
 
