@@ -34,7 +34,7 @@ _USUAL = re.compile(
 _UNVERSIONED = re.compile(r"libc\.musl-.*")  # of these, the one that puts no versions on what it defines
 _FFI_SYMBOL = re.compile(r"TVMFFI\w+|_Z\w*3tvm3ffi\w*")  # defined by libtvm_ffi, which has no versions either
 _SYSTEM = {"/", "/usr", "/usr/local", "/opt", "/tmp", "/home"}  # noqa: S108 - these are the same on many machines
-_TEMPORARY = rb"tmpxft_[0-9a-f]{8}_\w*|/cc[A-Za-z0-9]{6}\.(?:s|o|res)\b"  # of nvcc, of gcc
+_TEMPORARY = rb"tmpxft_[0-9a-f]{8}_\w*|/cc[A-Za-z0-9]{6}\.(?:s|o|res)\b|/proc/\d+/fd/\d+"  # of nvcc, of gcc, ours
 _PATH = re.compile(rb"[^\0-\x1f\x7f-\xff\"'<>|]*")
 
 

@@ -67,7 +67,8 @@ def differences(first: bytes, second: bytes) -> list[Difference]:
         before, after = inspect_bytes(first, "first"), inspect_bytes(second, "second")
         found = list(_elf(memoryview(first), memoryview(second), before, after))
     except VerificationError as error:
-        return [Difference("file", "changed", f"{_bytes(first, second)}; {error.message}")]
+        why = f"one of them is no sound ELF file: {error.__cause__}"
+        return [Difference("file", "changed", f"{_bytes(first, second)}; {why}")]
     if not found:
         found = [Difference("outside of all sections", "changed", _bytes(first, second))]
     found.sort(key=_rank)

@@ -202,7 +202,11 @@ def test_what_only_begins_like_a_path_of_the_machine_is_let_pass(shared: Shared,
 
 
 def test_names_of_files_in_between_are_paths_of_the_machine_too(shared: Shared) -> None:
-    for name in ("tmpxft_00003a32_00000000-6_anon.cudafe1.stub.c", "/elsewhere/cc8yTq2x.o"):
+    for name in (
+        "tmpxft_00003a32_00000000-6_anon.cudafe1.stub.c",
+        "/elsewhere/cc8yTq2x.o",
+        "/proc/77/fd/9/objects/x.o",
+    ):
         source = SCALE + f'\nextern "C" __attribute__((visibility("default"))) const char* f() {{ return "{name}"; }}'
         assert "a path of this machine" in refused(shared(source=source), PROMISE)
 

@@ -168,7 +168,7 @@ def test_images_inside_are_taken_apart_attached_or_in_a_fat_binary(nvcc: Cuda, s
 )
 def test_what_is_no_elf_file_is_compared_byte_by_byte(first: bytes, second: bytes, row: str) -> None:
     [found] = differences(first, second)
-    assert str(found).startswith(f"file: {row}; 'first' is not a sound ELF file: ")
+    assert str(found).startswith(f"file: {row}; one of them is no sound ELF file: ")
 
 
 def test_bytes_outside_of_all_sections_are_not_passed_over(shared: Shared) -> None:

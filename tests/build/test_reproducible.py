@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import tvm_ffi
 
+from kartifacts.build import workspace
 from kartifacts.build.compile import compile_specs
 from kartifacts.build.cubins import images_in
 from kartifacts.build.library import open_library
@@ -262,6 +264,23 @@ def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_re
     shared = objects[0].keys() & objects[1].keys()  # a launcher is known by the command that linked it
     assert [name for name in shared if objects[0][name] != objects[1][name]] == []
     assert len(shared) > 1
+
+
+@pytest.mark.parametrize("name", ["a,b", "$HOME", 'one"two', "`of`", "with space", "ünïcode", "new\nline", AWKWARD])
+def test_compilers_get_a_plain_name_for_a_directory_of_any_name(name: str, tmp_path: Path) -> None:
+    """No toolchain has to know which characters the others cannot bear."""
+    place = tmp_path / name
+    place.mkdir()
+    with workspace.plainly(place) as plain:
+        assert re.fullmatch(r"[\w/.-]+", str(plain), re.ASCII)
+        (plain / "made").write_text("by a compiler")
+        other = f"import sys; print(open({str(plain / 'made')!r}).read(), end='')"
+        read = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
+        assert read.stdout == "by a compiler"
+    assert (place / "made").read_text() == "by a compiler"
+    assert not plain.exists()
+    with workspace.plainly(tmp_path) as same:
+        assert same == tmp_path
 
 
 @pytest.mark.nvcc
