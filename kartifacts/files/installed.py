@@ -57,7 +57,8 @@ def _version(distribution: str, places: tuple[tuple[str, int], ...]) -> str | No
             continue
         except OSError:  # an archive, most likely
             return None
-        found = [name for name in names if name.endswith((".dist-info", ".egg-info")) and _distribution(name) == wanted]
+        near = [name for name in names if name[:1].lower() == wanted[:1] and name.endswith((".dist-info", ".egg-info"))]
+        found = [name for name in near if _distribution(name) == wanted]
         if len(found) > 1:
             return None
         if found:

@@ -31,6 +31,7 @@ MEMORY = 200 << 20
 WORKER = Path(__file__).with_name("nvrtc_worker.py")
 _LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
 _BUILTINS = re.compile(r"libnvrtc-builtins\.so\.(\d+)\.(\d+)")
+_WHEEL = re.compile(r"cu\d+|cuda_nvrtc")
 _SIGN = "cuda_fp16.h"  # lies where CUDA headers do
 _SYSTEM = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
 _HINT = "pip install nvidia-cuda-nvrtc, or set CUDA_HOME to a CUDA toolkit"
@@ -234,12 +235,12 @@ def _names_in(directory: Path) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _listed(directory: str, _: Stamp) -> tuple[str, ...]:
-    return tuple(name for name in _entries(directory) if name.startswith("libnvrtc"))
+    return tuple(_entries(directory, "libnvrtc"))
 
 
-def _entries(directory: str | Path) -> list[str]:
+def _entries(directory: str | Path, beginning: str = "") -> list[str]:
     try:
-        return sorted(os.listdir(directory))
+        return sorted(name for name in os.listdir(directory) if name.startswith(beginning))
     except OSError:
         return []
 
@@ -299,7 +300,7 @@ def _of_wheels() -> Iterator[_Place]:
     for home in nvcc.wheels():
         for name in _entries(home):
             directory = home / name / "lib"
-            if re.fullmatch(r"cu\d+|cuda_nvrtc", name) and any(map(_LIBRARY.fullmatch, _names_in(directory))):
+            if _WHEEL.fullmatch(name) and any(map(_LIBRARY.fullmatch, _names_in(directory))):
                 yield _Place(str(directory), directory)
 
 
