@@ -13,6 +13,7 @@ import pytest
 from kartifacts.build.costs import Cost, Costs, name_of
 from kartifacts.build.library import open_library
 from kartifacts.build.partition import partition
+from kartifacts.cli.flows.matrix import matrix
 from kartifacts.cli.flows.planned import costs_of, work_of
 from kartifacts.model.spec import Spec
 from kartifacts.publish.plan import read_plan
@@ -101,6 +102,17 @@ def test_two_machines_divide_a_plan_alike_whatever_they_have_learned_themselves(
         said.append(json.loads(answer.stdout))
     assert said[0] == said[1]
     assert all(said[0][1])
+
+
+def test_the_plan_says_what_each_shard_gets_before_there_is_a_job(specs: list[Spec]) -> None:
+    report, text = matrix(PLAN, form="table", builds=["cuda-13.0-x86_64"], check=True)
+    (build,) = report["builds"]
+    cost, _ = costs_of(read_plan(PLAN), PLAN)
+    shares = [part["seconds"] for part in build["shards"]]
+    assert sum(part["kernels"] for part in build["shards"]) == build["kernels"] == len(specs)
+    assert sum(shares) == pytest.approx(sum(map(cost, specs)), abs=0.01)
+    assert max(shares) - min(shares) <= max(map(cost, specs)) + 0.01
+    assert f"shard 2/2: {build['shards'][1]['kernels']} kernels, {shares[1]:.1f} s of a CPU" in text
 
 
 # -- the costs that are kept with the plan -----------------------------------------------------------------------------

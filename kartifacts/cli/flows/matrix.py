@@ -11,7 +11,7 @@ from typing import Any
 from kartifacts.cli.flows import planned
 from kartifacts.cli.flows.shared import Report
 from kartifacts.errors import ConfigError
-from kartifacts.publish.plan import read_plan
+from kartifacts.publish.plan import Build, read_plan
 
 MAX_GITHUB = 256  # jobs of one matrix
 MAX_GITLAB = 200
@@ -64,11 +64,21 @@ def matrix(path: Path, *, form: str, builds: Sequence[str] = (), check: bool = F
                 "build": build.name,
                 "kernels": len(work.specs[build.name]),
                 "skipped": [str(refusal) for refusal in work.skipped[build.name]],
+                "shards": _shares(work, build),
             }
             for build in work.plan.builds
         ]
         report["promises"] = work.promises.digest
     return report, "\n".join(_FORMS[form](report))
+
+
+def _shares(work: planned.Work, build: Build) -> list[dict[str, Any]]:
+    """What each shard of a build gets: how many kernels, and seconds of one CPU that they are expected to take."""
+    from kartifacts.build.partition import partition
+
+    cost, _ = planned.costs_of(work.plan, work.path)
+    parts = partition(work.specs[build.name], cost, build.shards)
+    return [{"kernels": len(part), "seconds": round(sum(map(cost, part)), 3)} for part in parts]
 
 
 def _table(report: Report) -> Iterator[str]:
@@ -78,6 +88,9 @@ def _table(report: Report) -> Iterator[str]:
     yield from ("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     for build in report.get("builds", ()):
         yield f"{build['build']}: {build['kernels']} kernels"
+        of = len(build["shards"])
+        for number, share in enumerate(build["shards"], 1):
+            yield f"  shard {number}/{of}: {share['kernels']} kernels, {share['seconds']:.1f} s of a CPU"
         yield from (f"  left out: {reason}" for reason in build["skipped"])
 
 
