@@ -231,7 +231,8 @@ def test_an_object_of_a_module_is_taken_and_not_made_again(root: Path, settings:
     assert second.report["kernels_reused"] == 0
     assert stamps(place_of(root, settings)) == before
     [step] = [step for step in second.report["steps"] if step["title"].startswith("compiling demo/scale.py")]
-    assert step["cpu_seconds"] < 0.5  # the import of the compiler alone takes more than a second
+    [made] = [step for step in first.report["steps"] if step["title"].startswith("compiling demo/scale.py")]
+    assert step["cpu_seconds"] < made["cpu_seconds"] / 4  # the compiler is not even imported
     assert first.kernels[0].sha256 == second.kernels[0].sha256
 
 
