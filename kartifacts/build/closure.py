@@ -183,11 +183,11 @@ def content(root: Path, path: str) -> bytes:
 
 def relative(root: Path, name: str) -> str | None:
     """A file that a compiler named, running in the library's root, as identities name it; None if it lies elsewhere."""
-    path = posixpath.normpath(posixpath.relpath(name, root) if posixpath.isabs(name) else name)
-    if not path.startswith("../"):
-        return path
-    shared = shared_include(root)
-    if shared is None:
-        return None
-    path = posixpath.relpath(posixpath.join(root, name), shared.parent)
-    return None if path.startswith("../") else f"{SHARED}/{path}"
+    path = posixpath.normpath(posixpath.join(root, name))
+    places = (
+        {"": str(root)} if (shared := shared_include(root)) is None else {"": str(root), SHARED: str(shared.parent)}
+    )
+    for top, place in places.items():
+        if path.startswith(f"{place}/"):
+            return posixpath.join(top, path[len(place) + 1 :])
+    return None

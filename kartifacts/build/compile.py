@@ -140,6 +140,8 @@ class _Run:
         self.costs = Costs.read(self.table)
         self.plan = Plan(settings, self.costs, staging)
         self.ran: list[Ran] = []
+        self.taken = self.expected = 0.0  # seconds of all that ran
+        self.memory = 0  # bytes that the hungriest process took so far
         self.began = time.monotonic()
         self.jobs = Jobs(1, "nothing to do")
         self.left = 0.0  # seconds that all steps not done yet are expected to take, one after the other
@@ -176,9 +178,7 @@ class _Run:
         if self.progress is None:
             return
         step, _ = steps[0]
-        taken = sum(ran.wall for ran in self.ran)
-        expected = sum(ran.step.cost for ran in self.ran)
-        pace = taken / expected if expected else 1.0
+        pace = self.taken / self.expected if self.expected else 1.0
         begun = sum(min(step.cost, seconds / pace) for step, seconds in steps)
         self.progress(
             Progress(
@@ -189,7 +189,7 @@ class _Run:
                 arch=step.arch,
                 elapsed=time.monotonic() - self.began,
                 left=max(0.0, self.left - begun) * pace / self.jobs.n,
-                memory=max((ran.memory for ran in self.ran), default=0),
+                memory=self.memory,
                 jobs=self.jobs,
             )
         )
@@ -198,6 +198,9 @@ class _Run:
         with workspace.storage_errors(self.settings.workspace):
             self.plan.keep(ran)
         self.ran.append(ran)
+        self.taken += ran.wall
+        self.expected += ran.step.cost
+        self.memory = max(self.memory, ran.memory)
         self.left -= ran.step.cost
         if ran.step.known_as:
             self.costs.learn(ran.step.known_as, ran.cpu, ran.memory)
@@ -223,8 +226,8 @@ class _Run:
             "jobs": self.jobs.n,
             "jobs_reason": self.jobs.reason,
             "cpu_seconds": round(sum(ran.cpu for ran in self.ran), 3),
-            "efficiency": round(sum(ran.wall for ran in self.ran) / (self.jobs.n * taken), 3),
-            "peak_memory": max((ran.memory for ran in self.ran), default=0),
+            "efficiency": round(self.taken / (self.jobs.n * taken), 3),
+            "peak_memory": self.memory,
             "steps": [
                 {
                     "title": ran.step.title,

@@ -157,7 +157,7 @@ def _absent(paths: Iterable[str]) -> list[Seen]:
     for path in sorted(paths):
         if not is_file(path):
             (home,) = homes([path])
-            lacking.setdefault(home, []).append(os.path.relpath(path, home))
+            lacking.setdefault(home, []).append(path[len(home) :].lstrip(os.sep))  # which `path` begins with
     found = []
     for home, names in sorted(lacking.items()):
         now = stamp_of(home)

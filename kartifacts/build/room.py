@@ -7,6 +7,7 @@ may still take will be missing soon, though the system calls it free.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from kartifacts.files.reading import read_regular
 
 FILE = "memory.json"  # session of a worker → bytes
 _MOST = 1 << 20  # bytes of such a file
+_FRESH = 0.1  # seconds for which a look at the machine is good; what we give out ourselves is known
 _PATIENCE = 5.0  # seconds; without the lock, two who look at once may both take the same bytes
 
 
@@ -38,6 +40,8 @@ class Room:
         self._lock = workspace.locks(place) / "memory"
         self._left = left
         self._at_first = left() if limited else None
+        self._looked = 0.0
+        self._free = self._at_first
         self._given: dict[int, int] = {}
 
     def take(self, worker: int, wanted: int, *, anyway: bool = False) -> bool:
@@ -69,8 +73,9 @@ class Room:
         assert self._at_first is not None
         if self._given and sum(self._given.values()) + wanted > self._at_first:
             return False
-        left = self._left()
-        return left is None or wanted + to_come(others) <= left
+        if time.monotonic() >= self._looked + _FRESH:
+            self._free, self._looked = self._left(), time.monotonic()
+        return self._free is None or wanted + to_come(others) <= self._free
 
     def _say(self) -> None:
         temporary = self._staging / f".{FILE}"
