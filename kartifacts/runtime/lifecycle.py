@@ -82,7 +82,7 @@ def find(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Kernel | No
     Raises:
         ConfigError: the settings ask for what cannot be given.
     """
-    for built in _kept(spec, settings, refusals):
+    for built in usable(spec, settings, refusals):
         try:
             return _load(spec, built, BEFORE, refusals)
         except LoadError as error:
@@ -99,7 +99,7 @@ def _load(spec: Spec, built: BuiltKernel, origin: str, refusals: Iterable[Refusa
     return Kernel(spec.uri, built.arch, built.path, origin, built.exports, tuple(refusals))
 
 
-def _kept(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Iterator[BuiltKernel]:
+def usable(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Iterator[BuiltKernel]:
     """The finished builds that this process may load, newest first; why others are none is added to `refusals`.
 
     Writes nothing.
@@ -144,7 +144,7 @@ def explain(spec: Spec, settings: Settings) -> list[Refusal]:
     """What `build_and_load` would do, and how what was built before differs from what is wanted."""
     rows: list[Refusal] = []
     try:
-        if built := next(_kept(spec, settings, rows), None):
+        if built := next(usable(spec, settings, rows), None):
             rows.append(Refusal(BEFORE, f"fits: {built.path}"))
         else:
             rows += [Refusal(BEFORE, text) for text in _nearest(spec, settings)]

@@ -101,7 +101,7 @@ class Registry:
 
         May read metadata from mirrors; fetches no kernel and compiles nothing.
         """
-        from kartifacts.runtime import lifecycle
+        from kartifacts.runtime import lifecycle, variants
 
         op, device, _ = _wanted(op, device, axes)
         spec, request = self._request(op, device, axes)
@@ -126,6 +126,7 @@ class Registry:
         elif spec is None:
             rows.append(Refusal("JIT", "no sources of this op are installed"))
         else:
+            spec = variants.within_reach(spec, request.device, self.libraries, self.settings)
             rows += lifecycle.explain(spec, self.settings)
         return list(dict.fromkeys(rows))
 
@@ -322,7 +323,7 @@ class Registry:
                 yield bundle, entry
 
     def _compiled(self, spec: Spec | None, request: Request, refusals: list[Refusal]) -> Kernel:
-        from kartifacts.runtime import lifecycle
+        from kartifacts.runtime import lifecycle, variants
 
         if spec is None:
             raise ArtifactUnavailable(
@@ -330,7 +331,9 @@ class Registry:
                 refusals=tuple(refusals),
             )
         try:
-            return lifecycle.build(spec, self.settings, refusals)
+            other = variants.within_reach(spec, request.device, self.libraries, self.settings)
+            found = None if other is spec else lifecycle.find(other, self.settings, refusals)
+            return found or lifecycle.build(other, self.settings, refusals)
         except MissingKernel as error:
             fetch = f"kartifacts fetch --ops {request.uri.partition('?')[0]} --archs {request.device}"
             if self.lock.releases:

@@ -17,6 +17,7 @@ import kartifacts
 from kartifacts.build import jit
 from kartifacts.build.elf import inspect
 from kartifacts.build.library import open_library
+from kartifacts.build.toolchains import nvcc, nvrtc
 from kartifacts.cli.flows import shared
 from kartifacts.errors import (
     AbiMismatch,
@@ -29,7 +30,7 @@ from kartifacts.errors import (
     NoCompiler,
     StoreError,
 )
-from kartifacts.model.arch import parse_arch
+from kartifacts.model.arch import check_toolkit, parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.spec import Spec
 from kartifacts.runtime import host
@@ -276,6 +277,67 @@ def test_each_of_two_different_gpus_gets_a_kernel_compiled_for_it(
         kernel = machine.registry().load(device=device, **op)
         assert [str(kernel.arch)] == [str(found) for found in inspect(kernel.path).archs] == [arch]
         assert (kernel.origin == "jit") == (device != "cuda")
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolkit")
+@pytest.mark.parametrize(
+    ("device", "toolkit", "arch"), [("12.0", (12, 8), "12.0a"), ("12.0", (12, 9), "12.0f"), ("9.0", (12, 0), "9.0a")]
+)
+def test_an_older_toolkit_builds_what_it_can_for_the_device(
+    machine: Machine,
+    gpus: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    toolkit: tuple[int, int],
+    arch: str,
+) -> None:
+    """CUDA 12.8 brought 12.0, and family-specific code came with 12.9."""
+    gpus(device)
+    op: dict[str, Any] = {"op": "norm/rmsnorm", "dtype": "float32", "device": "cuda"}
+    older(monkeypatch, toolkit)
+    assert any(f" for {arch} " in row.reason for row in machine.registry().explain(**op) if row.place == "JIT")
+    kernel = machine.registry().load(**op)
+    assert (kernel.origin, str(kernel.arch)) == ("jit", arch)
+    for policy in ("auto", "never"):
+        again = machine.registry(jit=policy).load(**op)
+        assert again.path == kernel.path
+
+
+@pytest.mark.nvrtc
+@pytest.mark.usefixtures("toolkit")
+@pytest.mark.parametrize(
+    ("device", "toolkit", "words"),
+    [
+        ("12.0", (12, 6), ["12.0f cannot be built with CUDA 12.6", "needs CUDA >= 12.9"]),
+        ("12.1", (12, 8), ["12.1a cannot be built with CUDA 12.8", "needs CUDA >= 12.9"]),
+        ("10.3", (12, 8), ["10.3a cannot be built with CUDA 12.8", "needs CUDA >= 12.9"]),
+    ],
+)
+def test_a_gpu_that_is_newer_than_the_toolkit_is_told_with_both_and_the_rule(
+    machine: Machine,
+    gpus: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    toolkit: tuple[int, int],
+    words: list[str],
+) -> None:
+    gpus(device)
+    older(monkeypatch, toolkit)
+    op: dict[str, Any] = {"op": "norm/rmsnorm", "dtype": "float32", "device": "cuda"}
+    for compiler in ("nvrtc", "nvcc"):
+        registry = machine.registry(cuda_compiler=compiler)
+        with pytest.raises(ConfigError) as caught:
+            registry.load(**op)
+        for said in (str(caught.value), " ".join(map(str, registry.explain(**op)))):
+            assert all(word in said for word in words)
+            assert "7.5" not in said  # it is not too old
+
+
+def older(monkeypatch: pytest.MonkeyPatch, release: tuple[int, int]) -> None:
+    """Have the rules of an older CUDA decide what the toolkit of this machine may build."""
+    monkeypatch.setattr(nvcc, "check_toolkit", lambda arch, _: check_toolkit(arch, release))
+    monkeypatch.setattr(nvrtc, "check_toolkit", lambda arch, _: check_toolkit(arch, release))
 
 
 # -- what was kept and is of no use ------------------------------------------------------------------------------------
