@@ -184,10 +184,7 @@ def content(root: Path, path: str) -> bytes:
 def relative(root: Path, name: str) -> str | None:
     """A file that a compiler named, running in the library's root, as identities name it; None if it lies elsewhere."""
     path = posixpath.normpath(posixpath.join(root, name))
-    places = (
-        {"": str(root)} if (shared := shared_include(root)) is None else {"": str(root), SHARED: str(shared.parent)}
-    )
-    for top, place in places.items():
+    for top, place in _places(root).items():
         if path.startswith(f"{place}/"):
-            return posixpath.join(top, path[len(place) + 1 :])
+            return posixpath.join(top, path[len(str(place)) + 1 :])
     return None
