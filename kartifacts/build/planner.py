@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from kartifacts.build import checks, closure, costs, images, kept, objects, outside, templates
+from kartifacts.build import checks, closure, costs, elf, images, kept, objects, outside, templates
 from kartifacts.build.costs import Costs, name_of
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.outside import Seen
@@ -287,9 +287,11 @@ def _is_made(path: Path) -> bool:
 
 
 def _attach(spec: Spec, toolchain: Toolchain, image: Path, launcher: Path, output: Path) -> None:
-    notes = toolchain.notes(spec, image)
+    notes, content = toolchain.notes(spec, image), _content(image)
     try:
-        both = images.attach(_content(launcher), _content(image), notes)
+        if not elf.inspect_bytes(content, image.name).functions:
+            raise ConfigError('it holds no kernel: expected an extern "C" __global__ function')
+        both = images.attach(_content(launcher), content, notes)
     except (ConfigError, VerificationError) as error:
         raise BuildError(f"the image of {spec.uri} for {spec.arch}: {error.message}") from error
     _write(output, both)

@@ -384,6 +384,18 @@ def test_flags_for_ptxas_may_be_lists(real: Nvrtc, image_root: Path, settings: S
         image_spec(op="bare")
 
 
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("op", ["scale", "bare"])
+def test_an_image_without_a_kernel_is_refused(
+    op: str, real: Nvrtc, image_root: Path, image_spec: MakeSpec, settings: Settings
+) -> None:
+    """A template that nobody uses makes an empty image, which would be found out at the first launch."""
+    source = image_root / "demo/scale.cu"
+    source.write_text(source.read_text().replace('extern "C"', "template <class T>").replace("float*", "T*"))
+    with pytest.raises(BuildError, match=r"demo/(scale|bare)\?size=small.*holds no kernel|does not export scale"):
+        build_one(image_spec(op=op), settings)
+
+
 def test_an_image_is_made_of_one_source(image_root: Path, image_spec: MakeSpec) -> None:
     declaration = image_root / "demo/op.toml"
     declaration.write_text(declaration.read_text().replace('["scale.cu"]', '["scale.cu", "other.cu"]'))
@@ -406,6 +418,8 @@ def test_nvrtc_never_gets_into_the_process_that_builds(real: Nvrtc, image_spec: 
     [
         ("int x = ;", r"demo/scale\.cu\(2\): error: "),
         ("#include <stdint.h>", r"demo/scale\.cu\(2\): .*stdint\.h.*no headers of a C library.*__CUDACC_RTC__"),
+        ("#include <type_traits>", r"demo/scale\.cu\(2\): .*no headers of a C\+\+ library.*<cuda/std/type_traits>"),
+        ("int host() { return 1; }", r"demo/scale\.cu\(2\): .*host code is for host_sources, or for toolchain"),
         ('#include "missing.h"', r"needs the header 'missing\.h'.*demo/scale\.cu\(2\)"),
         ('#error "not for this arch"', r"demo/scale\.cu\(2\): .*not for this arch"),
     ],

@@ -35,9 +35,11 @@ _INCLUDED = re.compile(
 _CLOCKS = re.compile(rb'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\b(__(?:DATE|TIME|TIMESTAMP)__)\b', re.DOTALL)
 _MISSING = re.compile(r'(open source file "([^"\n]+)".*)')
 _LIBC = re.compile(
-    r"(assert|ctype|errno|float|inttypes|limits|math|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time)\.h"
-    r"|c(assert|float|inttypes|limits|math|stdarg|stddef|stdint|stdio|stdlib|string|time)"
+    r"(assert|ctype|errno|float|inttypes|limits|math|signal|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time)\.h"
+    r"|(pthread|unistd|sys/\w+)\.h|c(assert|float|inttypes|limits|math|stdarg|stddef|stdint|stdio|stdlib|string|time)"
 )
+_LIBCXX = re.compile(r"[a-z]\w*")  # vector, type_traits
+_HOST = re.compile(r"(.* host functions are not allowed in JIT mode)\..*")
 _SIGN = "cuda_fp16.h"  # lies where CUDA headers do
 _FATBIN_MAGIC, _FATBIN_VERSION = 0xBA55ED50, 1
 _ENTRY_VERSION, _PTX, _CUBIN = 0x101, 1, 2
@@ -190,17 +192,20 @@ class _Library:
 
 
 def _explained(text: str, places: list[str]) -> str:
-    """What NVRTC said, with why a header is missing, in the line that complains about it."""
+    """What NVRTC said, with the rule that was broken, in the line that complains."""
 
     def why(match: re.Match[str]) -> str:
         name = match[2]
         if _LIBC.fullmatch(name):
             return f"{match[1]} (NVRTC has no headers of a C library: leave it out where __CUDACC_RTC__ is defined)"
+        if _LIBCXX.fullmatch(name):
+            return f"{match[1]} (NVRTC has no headers of a C++ library: look for what is needed in <cuda/std/{name}>)"
         if not any(os.path.isfile(os.path.join(place, _SIGN)) for place in places):
             return f"{match[1]} (and no CUDA headers belong to this NVRTC: nvidia-cuda-runtime has them)"
         return match[1]
 
-    return _MISSING.sub(why, text)
+    host = r'\1 (NVRTC compiles device code alone: host code is for host_sources, or for toolchain = "nvcc")'
+    return _HOST.sub(host, _MISSING.sub(why, text))
 
 
 # -- what was read -----------------------------------------------------------------------------------------------------
