@@ -46,6 +46,7 @@ DEVICE = """
 #endif
 #include "marked.h"
 #include <kart_spoken.h>
+#include <cuda_fp16.h>
 namespace {
 struct Hidden { int value; };
 __device__ int table[4];
@@ -245,6 +246,9 @@ def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_re
             "PYTHONPATH": f"{other / 'site'}{os.pathsep}{elsewhere.parent}",
             "TMPDIR": str(other / "tmp"),
             "USER": "somebody",
+            "CPATH": str(other / "hostile"),
+            "NVCC_APPEND_FLAGS": "-lineinfo",
+            "LD_RUN_PATH": str(other / "tmp"),
             "KARTIFACTS_WORKSPACE": str(other / AWKWARD),
             "KARTIFACTS_GENERATED": str(other / f"{AWKWARD} made"),
         },
@@ -253,6 +257,7 @@ def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_re
     )
     (tmp_path / "one").mkdir()
     (other / "tmp").mkdir()
+    write_files(other / "hostile", {name: "#error not what was asked for\n" for name in ("stdexcept", "cuda_fp16.h")})
     if toolkit:
         for builder in (first, second):
             builder.environ["CUDA_HOME"] = str(toolkit_at(builder.root / "toolkit, copied", toolkit))

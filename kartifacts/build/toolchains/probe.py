@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _DROPPED = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "DEPENDENCIES_OUTPUT",
     "SUNPRO_DEPENDENCIES", "GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN",
-    "MAKEFLAGS",
+    "MAKEFLAGS", "LD_RUN_PATH", "CCC_OVERRIDE_OPTIONS",
 )  # fmt: skip
 _MAX_RECORD = 1 << 20  # bytes
 _TIMEOUT = 30.0  # seconds that a tool may take to say its version
