@@ -257,7 +257,7 @@ def test_two_builders_who_have_nothing_but_the_inputs_in_common_make_the_same_re
     )
     (tmp_path / "one").mkdir()
     (other / "tmp").mkdir()
-    write_files(other / "hostile", {name: "#error not what was asked for\n" for name in ("stdexcept", "cuda_fp16.h")})
+    write_files(other / "hostile", dict.fromkeys(("stdexcept", "cuda_fp16.h"), "#error not what was asked for\n"))
     if toolkit:
         for builder in (first, second):
             builder.environ["CUDA_HOME"] = str(toolkit_at(builder.root / "toolkit, copied", toolkit))
