@@ -78,11 +78,24 @@ VISIBLE int cuKernelSetAttribute(int attribute, int value, void*, int device) {
 }
 VISIBLE int cuLaunchKernel(void* kernel, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                            unsigned shared, void* stream, void** args, void**) {
-  char text[200], given[80] = "";
+  char text[400], given[300] = "";
   if (strcmp(static_cast<char*>(kernel), "first") == 0) {
     snprintf(given, sizeof given, " given %g %lld", *static_cast<double*>(args[0]), *static_cast<long long*>(args[1]));
+  }
+  int count = 0;
+  if (sscanf(static_cast<char*>(kernel), "noted_%d", &count) == 1) {  // takes so many arguments of 8 bytes or fewer
+    for (int i = 0, at = 0; i < count; ++i) {
+      at += snprintf(given + at, sizeof given - at, " %llx", *static_cast<unsigned long long*>(args[i]));
+    }
   }
   snprintf(text, sizeof text, "%s %u,%u,%u %u,%u,%u %u stream %ld on %d%s", static_cast<char*>(kernel), x, y, z, bx,
            by, bz, shared, reinterpret_cast<long>(stream), current, given);
   return called("launch", text);
+}
+VISIBLE int cuMemAllocAsync(void** address, size_t size, void*) {
+  *address = reinterpret_cast<void*>(0xabc00L);
+  return called("take", std::to_string(size));
+}
+VISIBLE int cuMemFreeAsync(void* address, void*) {
+  return called("give back", std::to_string(reinterpret_cast<long>(address)));
 }

@@ -26,6 +26,17 @@ constexpr Type kTypes[] = {
     {"float8_e5m2", {kDLFloat8_e5m2, 8, 1}},
 };
 
+// As notes and numpy call it.
+Text name_of(DLDataType type) {
+  for (const Type& each : kTypes) {
+    if (!same(each.type, type)) continue;
+    Text text;
+    snprintf(text.chars, sizeof text.chars, "%s", each.name);
+    return text;
+  }
+  return dtype_text(type);
+}
+
 struct Argument {
   Text name;
   bool pointer;
@@ -157,8 +168,8 @@ class Launch {
     const bool bits = argument.type.code == kDLBfloat || argument.type.bits == 8;
     const DLDataType unsigned_type{kDLUInt, argument.type.bits, 1};
     if (!same(tensor->dtype, argument.type) && !(bits && same(tensor->dtype, unsigned_type))) {
-      fail("TypeError", "%s: %s must be %s, got %s", op_, name, dtype_text(argument.type).chars,
-           dtype_text(tensor->dtype).chars);
+      fail("TypeError", "%s: %s must be %s, got %s", op_, name, name_of(argument.type).chars,
+           name_of(tensor->dtype).chars);
     }
     if (tensor->device.device_type != kDLCUDA) {
       fail("ValueError", "%s: this kernel runs on cuda, but %s is on %s", op_, name, device_text(tensor->device).chars);
@@ -198,7 +209,7 @@ class Launch {
     const int bits = argument.type.code == kDLBool ? 1 : argument.type.bits - is_signed;
     const bool fits = bits >= 63 || (value.integer >> bits) == 0 || (is_signed && (value.integer >> bits) == -1);
     if (!fits || (!is_signed && value.integer < 0)) {
-      fail("ValueError", "%s: %s must be %s, got %lld", op_, name, dtype_text(argument.type).chars,
+      fail("ValueError", "%s: %s must be %s, got %lld", op_, name, name_of(argument.type).chars,
            static_cast<long long>(value.integer));
     }
     if (value.integer % argument.step != 0) {
