@@ -42,6 +42,9 @@ class _Record(msgspec.Struct, frozen=True):
     stamps: list[tuple[str, Stamp]]
 
 
+_RECORD = msgspec.json.Decoder(_Record)
+
+
 def answer(workspace: Path | None, question: Any, find: Callable[[], tuple[Any, Iterable[str]]]) -> Any:
     """The answer of an earlier process while nothing that it hangs on was touched, else that of `find`.
 
@@ -148,7 +151,7 @@ def _recalled(place: Path, question: Any) -> _Record | None:
             raise ValueError(reason)
         if sha256(said).encode() != digest:
             raise ValueError("it is damaged")
-        record = msgspec.json.decode(said, type=_Record)
+        record = _RECORD.decode(said)
         if record.question != question:
             raise ValueError("it answers another question")
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -144,7 +145,7 @@ class Spec:
             self.device.defines[axis][value] for axis, value in self.axes if value in self.device.defines.get(axis, {})
         ]
 
-    @property
+    @cached_property
     def op_digest(self) -> Digest:
         return sha256(canonical_json(self.identity()))
 
