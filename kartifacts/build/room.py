@@ -21,7 +21,7 @@ from kartifacts.files.reading import read_regular
 
 FILE = "memory.json"  # session of a worker → bytes
 _MOST = 1 << 20  # bytes of such a file
-_FRESH = 0.1  # seconds for which a look at the machine is good; what we give out ourselves is known
+_FRESH = 0.5  # seconds for which a look at the machine is good; what we give out ourselves is known
 _PATIENCE = 5.0  # seconds; without the lock, two who look at once may both take the same bytes
 
 

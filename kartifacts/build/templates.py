@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,6 +37,8 @@ MAX_RENDERED = 16 << 20  # bytes
 _ALLOWED = (str, int, float)  # what a template may print: others show addresses, or None where a value was meant
 _UNSTEADY = ("random", "pprint")  # filters that do not give the same each time
 _WIDE = {"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"}  # methods that take a width
+
+_compiled: dict[tuple[str, str], CodeType | None] = {}
 
 Texts = dict[str, bytes]
 """Path of a rendered source, relative to the library's root → its text."""
@@ -191,8 +194,18 @@ def _where(error: BaseException, path: str, read: Container[str]) -> str:
 
 
 def _environment(root: Path, read: dict[str, Digest], missed: set[str]) -> Environment:
-    from jinja2 import FunctionLoader, StrictUndefined
+    from jinja2 import BytecodeCache, FunctionLoader, StrictUndefined
+    from jinja2.bccache import Bucket
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Compiled(BytecodeCache):
+        """What this process has compiled before, by name and content: one template is rendered hundreds of times."""
+
+        def load_bytecode(self, bucket: Bucket) -> None:
+            bucket.code = _compiled.get((bucket.key, bucket.checksum))
+
+        def dump_bytecode(self, bucket: Bucket) -> None:
+            _compiled[bucket.key, bucket.checksum] = bucket.code
 
     class Sandbox(ImmutableSandboxedEnvironment):
         intercepted_binops = frozenset({"*", "**", "%"})
@@ -223,6 +236,7 @@ def _environment(root: Path, read: dict[str, Digest], missed: set[str]) -> Envir
         finalize=_printable,
         loader=FunctionLoader(_loader(root, read)),
         auto_reload=False,
+        bytecode_cache=Compiled(),
     )
     for name in (*_UNSTEADY, "format", "center"):
         del environment.filters[name]
