@@ -15,6 +15,14 @@ ARCHS = ["cpu:x86-64", "cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4"]  # two
 CPU: dict[str, Any] = {"name": "cpu", "machine": "x86_64", "archs": ARCHS, "shards": 4}
 
 
+def plan_text(library: str, *builds: dict[str, Any], more: str = "") -> str:
+    """A release plan."""
+    text = f'schema = 2\nlibrary = "{library}"\n{more}'
+    for build in builds:
+        text += "[[build]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in build.items())
+    return text
+
+
 class Site:
     """A place where the tiny library is installed as a package, a plan of it, and machines that build it."""
 
@@ -33,10 +41,7 @@ class Site:
         self.write(CPU)
 
     def write(self, *builds: dict[str, Any], more: str = "") -> None:
-        text = f'schema = 2\nlibrary = "tinyops"\n{more}'
-        for build in builds:
-            text += "[[build]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in build.items())
-        self.plan.write_text(text)
+        self.plan.write_text(plan_text("tinyops", *builds, more=more))
 
     def machine(self, name: str) -> Machine:
         return Machine(self.root / "homes" / name)

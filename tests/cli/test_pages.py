@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CPU_ARCHS, Machine
+from tests.sites import plan_text
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
@@ -122,11 +123,9 @@ def test_a_published_release_is_built_again_and_proved_equal_as_the_page_says(sh
 def test_the_page_about_making_a_release_works_as_it_stands_there(shell: Shell) -> None:
     dry_run, build, publish, use, measure, export = re.findall(r"^```sh\n(.*?)^```$", RELEASE, re.DOTALL | re.MULTILINE)
     assert dry_run == "ci/release --dry-run\n"  # which CI does
-    machine = os.uname().machine
-    (shell.home / "plan.toml").write_text(
-        f'schema = 2\nlibrary = "kartifacts"\n[[build]]\nname = "cpu"\nmachine = "{machine}"\n'
-        f'archs = ["{CPU_ARCHS.split()[-1]}"]\nops = ["norm/layernorm"]\nshards = 2\n'
-    )
+    part = {"archs": CPU_ARCHS.split()[-1:], "ops": ["norm/layernorm"], "shards": 2}
+    plan = plan_text("kartifacts", {"name": "cpu", "machine": os.uname().machine, **part})
+    (shell.home / "plan.toml").write_text(plan)
 
     def typed(text: str) -> str:
         for told, here in (

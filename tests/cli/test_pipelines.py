@@ -18,8 +18,9 @@ import pytest
 
 from kartifacts.cli.flows.matrix import FORMS
 from kartifacts.publish.plan import read_plan
-from tests.conftest import Machine
+from tests.conftest import CPU_ARCHS, Machine
 from tests.pipelines import SCRIPT, STEPS, SYSTEMS, Runner, document, releasing, run_release
+from tests.sites import plan_text
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs/howto/release.md"
@@ -170,23 +171,13 @@ def test_a_job_is_given_all_that_its_step_reads(system: str) -> None:
 
 # -- they work ---------------------------------------------------------------------------------------------------------
 
-_TINY_PLAN = """schema = 2
-library = "kartifacts"
-[[build]]
-name = "cpu"
-machine = "{machine}"
-archs = ["{arch}"]
-ops = ["norm/layernorm"]
-shards = 2
-"""
-
 
 @pytest.fixture
 def runner(system: str, tmp_path: Path) -> Runner:
     made = Runner(system, tmp_path / "runner")
-    machine = os.uname().machine
-    arch = "cpu:x86-64-v3" if machine == "x86_64" else f"cpu:{machine}"
-    (made.root / "plan.toml").write_text(_TINY_PLAN.format(machine=machine, arch=arch))
+    part = {"archs": CPU_ARCHS.split()[-1:], "ops": ["norm/layernorm"], "shards": 2}
+    plan = plan_text("kartifacts", {"name": "cpu", "machine": os.uname().machine, **part})
+    (made.root / "plan.toml").write_text(plan)
     engineer, packed = Machine(tmp_path / "engineer"), io.BytesIO()
     ring, exported = engineer.home / "ring", engineer.home / "ci"
     secret = engineer.home / "passphrase"

@@ -16,6 +16,7 @@ import pytest
 from kartifacts.build.toolchains import nvcc
 from tests.conftest import Machine
 from tests.processes import free_ports
+from tests.sites import plan_text
 from tests.stores.conftest import AWS, PATH, S3Server, require
 
 pytestmark = [
@@ -24,13 +25,7 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parents[2] / "ci/release"
-_PLAN = """schema = 2
-library = "kartifacts"
-[[build]]
-name = "one"
-machine = "x86_64"
-ops = ["norm/layernorm", "norm/rmsnorm"]
-"""
+OPS = ["norm/layernorm", "norm/rmsnorm"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +58,9 @@ def build(seaweedfs: S3Server, tmp_path: Path) -> Build:
     bucket = place.text.removeprefix("s3://").partition("/")[0]
     plan = tmp_path / "plan.toml"
 
-    def run(name: str, *, archs: str, cached: bool = True, **settings: str) -> Built:
-        plan.write_text(f"{_PLAN}{archs}\n")
+    def run(name: str, *archs: str, cuda: str = "", cached: bool = True, **settings: str) -> Built:
+        asked = {"name": "one", "machine": "x86_64", "cuda": cuda, "archs": list(archs), "ops": OPS}
+        plan.write_text(plan_text("kartifacts", asked))
         machine, port = Machine(tmp_path / name), free_ports(1)
         environ = {**machine.environ({}), **AWS, "PATH": PATH, "SCCACHE_SERVER_PORT": str(port), **settings}
         environ |= {"RELEASE_PLAN": str(plan), "RELEASE_SHARDS": f"dir:{machine.home / 'shards'}"}
@@ -81,12 +77,11 @@ def build(seaweedfs: S3Server, tmp_path: Path) -> Build:
 
 
 def test_a_second_machine_takes_host_code_from_the_bucket_and_makes_the_same(build: Build) -> None:
-    archs = 'archs = ["cpu:x86-64-v3"]'
-    first, second = build("first", archs=archs), build("second", archs=archs)
+    first, second = build("first", "cpu:x86-64-v3"), build("second", "cpu:x86-64-v3")
     sources = 8  # of six kernels, and of two bindings
     assert (first.count("Cache hits"), first.count("Cache misses")) == (0, sources)
     assert (second.count("Cache hits"), second.count("Cache misses")) == (sources, 0)
-    plain = build("plain", archs=archs, cached=False)
+    plain = build("plain", "cpu:x86-64-v3", cached=False)
     assert plain.count("Compile requests") == 0
     assert len(plain.kernels) == 6
     assert first.kernels == second.kernels == plain.kernels
@@ -96,13 +91,12 @@ def test_a_second_machine_takes_host_code_from_the_bucket_and_makes_the_same(bui
 def test_what_nvcc_made_comes_from_the_bucket_too(build: Build, toolkit: Path, machine: Machine) -> None:
     """nvcc is a program, and its launcher stores what cicc and ptxas make; an image stays an image."""
     cuda = nvcc.discover(machine.settings()).facts["release"]
-    archs = f'cuda = "{cuda}"\narchs = ["9.0a", "9.0+PTX"]'
-    compiler = {"KARTIFACTS_CUDA_COMPILER": "nvcc", "CUDA_HOME": str(toolkit)}
-    first, second = (build(name, archs=archs, **compiler) for name in ("first", "second"))
+    compiler = {"cuda": cuda, "KARTIFACTS_CUDA_COMPILER": "nvcc", "CUDA_HOME": str(toolkit)}
+    first, second = (build(name, "9.0a", "9.0+PTX", **compiler) for name in ("first", "second"))
     assert first.count("Cache misses (CUBIN)") == 12
     assert (second.count("Cache hits (CUBIN)"), second.count("Cache misses")) == (12, 0)
     assert second.count("Cache hits (C/C++)") == first.count("Cache misses (C/C++)") > 0
-    plain = build("plain", archs=archs, cached=False, **compiler)
+    plain = build("plain", "9.0a", "9.0+PTX", cached=False, **compiler)
     assert first.kernels == second.kernels == plain.kernels
     assert len(plain.kernels) == 12
 
@@ -118,7 +112,7 @@ def test_what_nvrtc_makes_passes_a_cache_by(build: Build, machine: Machine) -> N
         cuda = ".".join(find("nvrtc", settings).fingerprint["version"].split(".")[:2])
     except NoCompiler as error:
         pytest.skip(f"needs NVRTC: {error.message}")
-    built = build("only", archs=f'cuda = "{cuda}"\narchs = ["9.0a"]', KARTIFACTS_CUDA_COMPILER="nvrtc")
+    built = build("only", "9.0a", cuda=cuda, KARTIFACTS_CUDA_COMPILER="nvrtc")
     assert len(built.kernels) == 6
     assert built.count("Compile requests") == 4  # the bindings and launchers of two ops
     assert not re.search("CUDA|CUBIN|PTX", built.said)
