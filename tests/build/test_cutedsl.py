@@ -137,15 +137,17 @@ def test_the_bytes_are_the_same_in_another_directory_workspace_home_and_environm
     assert not (tmp_path / "dump").exists()
 
 
+@pytest.mark.parametrize("setting", ["KARTIFACTS_LINEINFO", "KARTIFACTS_DEBUG"])
 def test_line_numbers_are_there_for_who_asks_under_another_key(
-    root: Path, settings: Settings, make_settings: MakeSettings
+    root: Path, settings: Settings, make_settings: MakeSettings, setting: str
 ) -> None:
-    told = make_settings(KARTIFACTS_LINEINFO="1")
+    told = make_settings(**{setting: "1"})
     plain, lined = content(root, settings), content(root, told)
     assert b"scale.py" in lined
     assert b"scale.py" not in plain
     spec = spec_of(root)
     assert len({spec.key(found("cutedsl", each).made_with(spec)) for each in (settings, told)}) == 2
+    assert content(root, settings) == plain
 
 
 def test_a_tensor_of_known_shape_strides_and_alignment_makes_other_code(root: Path, settings: Settings) -> None:

@@ -130,11 +130,12 @@ def test_the_bytes_are_the_same_in_another_directory_workspace_home_and_environm
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("setting", ["KARTIFACTS_LINEINFO", "KARTIFACTS_DEBUG"])
 def test_line_numbers_are_there_for_who_asks_under_another_key(
-    root: Path, settings: Settings, make_settings: MakeSettings
+    root: Path, settings: Settings, make_settings: MakeSettings, setting: str
 ) -> None:
     plain = content(root, settings)
-    told = make_settings(KARTIFACTS_LINEINFO="1")
+    told = make_settings(**{setting: "1"})
     lined = content(root, told)
     assert b"scale.py" in image_in(lined)
     assert b"scale.py" not in plain
@@ -143,6 +144,7 @@ def test_line_numbers_are_there_for_who_asks_under_another_key(
     spec = spec_of(root)
     keys = {spec.key(found("triton", each).made_with(spec)) for each in (settings, told)}
     assert len(keys) == 2
+    assert content(root, settings) == plain
 
 
 def test_an_argument_that_is_known_to_be_a_multiple_of_16_makes_other_code(root: Path, settings: Settings) -> None:
