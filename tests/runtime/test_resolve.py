@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from kartifacts.build import jit
-from kartifacts.build.library import discover
+from kartifacts.build.library import discover, open_library
 from kartifacts.errors import ArtifactUnavailable, ConfigError, LoadError, MissingKernel, NoCompiler, VerificationError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import FFI_ABI
 from kartifacts.publish.lockfile import add_pins
 from kartifacts.publish.repository import Repository
+from kartifacts.runtime import host
 from kartifacts.testing import Mirror
 from tests.conftest import Content, Machine, MakeRelease, Released
 
@@ -157,6 +159,23 @@ def test_code_that_the_table_says_rightly_is_used_before_what_it_does_not(
         gpus(device)
         kernel = machine.registry(**settings).load("norm/rmsnorm", device="cuda", dtype="float32")
         assert str(kernel.arch) == taken
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_host_code_for_another_machine_is_never_opened_whatever_the_table_says(
+    machine: Machine, make_release: MakeRelease, gpus: Pretend, tiny: Path, device: str
+) -> None:
+    """Tables of earlier versions do not say whose host code a kernel for GPUs holds."""
+    gpus("9.0")
+    spec = open_library(tiny).spec("answer", {"size": 1000}, host.cpu())
+    content = bytearray(jit.build_one(spec, machine.settings()).path.read_bytes())
+    other = (183, "aarch64") if os.uname().machine == "x86_64" else (62, "x86_64")
+    content[18:20] = other[0].to_bytes(2, "little")
+    arch = str(host.cpu()) if device == "cpu" else "9.0a"
+    made = make_release(norm(arch, bytes(content)))
+    registry = machine.registry(path=made.path, lock=made.lock_file, jit="never")
+    with pytest.raises(MissingKernel, match=f"holds host code for {other[1]}"):
+        registry.load("norm/rmsnorm", device=device, dtype="float32")
 
 
 def test_an_arch_from_the_future_is_a_reason_and_no_failure(
