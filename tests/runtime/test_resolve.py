@@ -153,9 +153,10 @@ def test_code_for_another_arch_than_the_table_says_is_never_opened(
 def test_code_that_the_table_says_rightly_is_used_before_what_it_does_not(
     machine: Machine, make_release: MakeRelease, gpus: Pretend, built: Callable[[str], bytes]
 ) -> None:
-    made = make_release(norm("9.0a", built("8.0")), norm("9.0", built("9.0")), norm("8.0+PTX", built("8.0+PTX")))
+    sound = [norm(arch, built(arch)) for arch in ("9.0", "8.0+PTX", "12.0f", "10.3a")]
+    made = make_release(norm("9.0a", built("8.0")), *sound)
     settings: dict[str, Any] = {"lock": made.lock_file, "path": made.path, "jit": "never"}
-    for device, taken in (("9.0", "9.0"), ("10.0", "8.0+PTX")):
+    for device, taken in (("9.0", "9.0"), ("10.0", "8.0+PTX"), ("12.1", "12.0f"), ("10.3", "10.3a")):
         gpus(device)
         kernel = machine.registry(**settings).load("norm/rmsnorm", device="cuda", dtype="float32")
         assert str(kernel.arch) == taken
