@@ -62,7 +62,7 @@ class Question(NamedTuple):
         said = (
             *(__version__, self.op, str(self.device), self.axes, str(settings.store), self.lock),
             *(sys.prefix, __file__, [(place, rows) for place in _places() if (rows := _installed(place))]),
-            *(os.uname().machine, host.glibc()),
+            *(os.uname().machine, host.glibc(), host.driver() if self.device.kind == "cuda" else None),
         )
         return f"{settings.store}/{NOTES}/{sha256(repr(said).encode())}.json"
 

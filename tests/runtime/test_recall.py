@@ -14,6 +14,7 @@ import pytest
 from kartifacts.build import library as libraries
 from kartifacts.build.closure import own_root
 from kartifacts.errors import MissingKernel
+from kartifacts.model.arch import parse_arch
 from kartifacts.runtime import Kernel, Registry, host, recall
 from kartifacts.store import Store
 from kartifacts.testing import Mirror
@@ -380,3 +381,18 @@ def test_who_asks_for_other_flags_is_answered_by_no_note_and_no_mirror(machine: 
         assert machine.registry(debug=1, **settings).load(**ASK).origin == "built here before"
         assert len(mirror.requests) == asked
         assert machine.registry(**settings).load(**ASK).origin == "store"
+
+
+def test_a_note_about_a_gpu_is_for_one_version_of_its_driver(
+    machine: Machine, released: Released, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home may be mounted by nodes whose drivers are not equally new."""
+    settings = machine.settings(lock=released.lock_file)
+    notes: dict[str, set[str]] = {"9.0": set(), "cpu:x86-64": set()}
+    for version in ((12, 4), (13, 0), None):
+        monkeypatch.setattr(host, "driver", lambda version=version: version)
+        for arch, seen in notes.items():
+            asked = recall.question(settings, "norm/rmsnorm", parse_arch(arch), {"dtype": "float32"})
+            assert asked is not None
+            seen.add(asked.note)
+    assert {arch: len(seen) for arch, seen in notes.items()} == {"9.0": 3, "cpu:x86-64": 1}
