@@ -142,6 +142,7 @@ class _Run:
         self.ran: list[Ran] = []
         self.taken = self.expected = 0.0  # seconds of all that ran
         self.memory = 0  # bytes that the hungriest process took so far
+        self.own: dict[tuple[str, str], tuple[float, int]] = {}  # op and arch → CPU seconds and bytes of its steps
         self.began = time.monotonic()
         self.jobs = Jobs(1, "nothing to do")
         self.left = 0.0  # seconds that all steps not done yet are expected to take, one after the other
@@ -202,12 +203,13 @@ class _Run:
         self.expected += ran.step.cost
         self.memory = max(self.memory, ran.memory)
         self.left -= ran.step.cost
+        cpu, memory = self.own.get((ran.step.op, ran.step.arch), (0.0, 0))
+        self.own[ran.step.op, ran.step.arch] = (cpu + ran.cpu, max(memory, ran.memory))
         if ran.step.known_as:
             self.costs.learn(ran.step.known_as, ran.cpu, ran.memory)
         kernel = self.plan.made.get(Digest(ran.step.name))
         if kernel is not None and self.on_kernel is not None:
-            own = [each for each in self.ran if (each.step.op, each.step.arch) == (ran.step.op, ran.step.arch)]
-            self.on_kernel(kernel, sum(each.cpu for each in own), max(each.memory for each in own))
+            self.on_kernel(kernel, *self.own[ran.step.op, ran.step.arch])
         self.running([(ran.step, ran.wall)])
 
     def killed(self, step: Step) -> None:

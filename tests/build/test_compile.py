@@ -87,6 +87,15 @@ def test_the_report_adds_up(settings: Settings, demo: Library) -> None:
     assert (len(report["steps"]), calls[-1].left) == (5, 0)
     assert report["cpu_seconds"] == pytest.approx(sum(step["cpu_seconds"] for step in report["steps"]), abs=0.01)
     assert 0 < report["efficiency"] <= 1
+    assert {(step["op"], step["arch"]) for step in report["steps"]} == {
+        ("demo/answer", ""),  # the binding, which is compiled once for both
+        ("demo/answer?size=small", str(CPU)),
+        ("demo/answer?size=large", str(CPU)),
+    }
+    for step in report["steps"]:
+        assert 0 < step["cpu_seconds"] < 60
+        assert step["seconds"] > 0
+        assert step["memory"] > 1 << 20
 
 
 def test_the_binding_is_compiled_once_for_all_specialisations(

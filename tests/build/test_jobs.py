@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kartifacts.build.jobs import Machine, jobs, machine
+from kartifacts.build.jobs import RESERVE, Machine, jobs, machine, memory_now
 from kartifacts.errors import ConfigError
 
 GIB = 1 << 30
@@ -73,6 +73,10 @@ def test_limits_of_cgroups_v2_are_read_at_every_level(tmp_path: Path) -> None:
     found = machine(lay(tmp_path, files))
     assert found.available_memory == GIB
     assert found.cgroup_memory_left == 2 * GIB  # the page cache of the group can be had back
+    assert memory_now(tmp_path, reserve=GIB // 4) == GIB - GIB // 4  # the least of all limits, which is the machine's
+    lay(tmp_path, {"sys/fs/cgroup/pod/memory.current": f"{4 * GIB + GIB // 2}\n"})
+    assert memory_now(tmp_path, reserve=GIB // 4) == GIB // 4  # another process of the container has taken the rest
+    assert memory_now(tmp_path, reserve=GIB) == 0
     assert found.cgroup_cpu == 1.5
     assert found.pids_left == 60
 
@@ -93,9 +97,12 @@ def test_limits_of_cgroups_v1_are_read_where_the_path_is_the_hosts(tmp_path: Pat
 
 def test_a_machine_that_tells_nothing_limits_nothing(tmp_path: Path) -> None:
     assert machine(tmp_path) == Machine(cores=len(os.sched_getaffinity(0)))
+    assert memory_now(tmp_path) is None
 
 
 def test_this_machine_can_be_read() -> None:
     found = machine()
     assert found.cores >= 1
     assert found.available_memory is None or found.available_memory > 0
+    left = memory_now()
+    assert left is None or 0 <= left <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") - RESERVE
