@@ -134,6 +134,7 @@ class Runner:
         output = machine.home / "output"
         environ = {**machine.environ({}), "GITHUB_OUTPUT": str(output), "RELEASE_PLAN": str(self.root / "plan.toml")}
         environ |= {"PATH": f"{self.root / 'bin'}:{environ['PATH']}", "RELEASE_DIR": str(self.root / "release")}
+        environ["PYTHONPATH"] = str(CHECKOUT)  # as on some machines; a clean one must not see it
         if self.system == "gitlab":
             environ |= {**OF_THE_SYSTEM, **self.variables, **{name.upper(): value for name, value in row.items()}}
             environ |= {name: Template(text).substitute(environ) for name, text in job.environ.items()}
