@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata as metadata
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from kartifacts.build import imports, python_kernels
 from kartifacts.build.library import open_library
 from kartifacts.build.toolchains import packages
-from kartifacts.errors import ConfigError
+from kartifacts.errors import ConfigError, NoCompiler
 from kartifacts.model.arch import parse_arch
+from tests.conftest import Machine
 
 from .conftest import write_files
 from .pythons import CUTEDSL, TRITON
@@ -220,6 +223,25 @@ def test_a_mistake_of_one_value_among_many_axes_is_found(tmp_path: Path) -> None
         open_library(library(root, "triton", more, exports=f'exports = ["scale"]\n{axes}'))
 
 
+# -- without the compilers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("toolchain", ["triton", "cutedsl"])
+def test_a_load_that_would_compile_says_which_package_is_missing(
+    tmp_path: Path, machine: Machine, gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch, toolchain: str
+) -> None:
+    def lacking(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", lacking)
+    gpus("9.0")
+    registry = machine.registry(libraries=[library(tmp_path / "lib", toolchain)])
+    with pytest.raises(NoCompiler) as caught:
+        registry.load("demo/scale", device="cuda", dtype="float16", size=64, style="neox")
+    assert f"pip install 'kartifacts[{toolchain}]'" in str(caught.value)
+    assert "is not installed for" in str(caught.value)
+
+
 # -- what is imported --------------------------------------------------------------------------------------------------
 
 
@@ -296,7 +318,6 @@ def test_a_package_that_is_installed_counts_by_its_version_and_python_itself_doe
     source = "import math, numpy.linalg\nfrom msgspec import json\nimport no_such_package\n"
     (root / "demo/scale.py").write_text(source + CUTEDSL["demo/scale.py"])
     spec = open_library(root).spec("scale", {"dtype": "float16"}, parse_arch("9.0a"))
-    from importlib.metadata import version
-
-    expected = ["msgspec " + version("msgspec"), "no_such_package", "numpy " + version("numpy")]
+    versions = {name: metadata.version(name) for name in ("msgspec", "numpy")}
+    expected = [f"msgspec {versions['msgspec']}", "no_such_package", f"numpy {versions['numpy']}"]
     assert packages.imported(spec, ("cutlass",)) == ", ".join(expected)

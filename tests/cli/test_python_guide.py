@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kartifacts.build import images
+from kartifacts.build import images, toolchains
 from kartifacts.build.library import open_library
+from kartifacts.build.toolchains import Toolchain
+from kartifacts.config import Settings
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import combinations
 from tests.build.pythons import found
@@ -76,13 +78,24 @@ def build(family: str, machine: Machine, tmp_path: Path) -> tuple[Path, dict[str
     return root, {"lock": str(tmp_path / "kartifacts.lock"), "mirrors": str(out), "jit": "never"}
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Takes the compilers away, as they are where kernels run."""
+
+    def refuse(kind: str, settings: Settings) -> Toolchain:
+        raise AssertionError(f"{kind} was looked for")
+
+    return lambda: monkeypatch.setattr(toolchains, "find", refuse)
+
+
 @pytest.mark.triton
 def test_the_command_of_the_page_builds_the_op_in_triton(
-    machine: Machine, tmp_path: Path, gpus: Callable[..., None]
+    machine: Machine, tmp_path: Path, gpus: Callable[..., None], no_compiler: Callable[[], None]
 ) -> None:
     found("triton", machine.settings())
     root, settings = build("softmax", machine, tmp_path)
     gpus("9.0")
+    no_compiler()
     for width, threads in (("1024", "128"), ("4096", "256")):
         kernel = machine.registry(libraries=[root], **settings).load("softmax/softmax", dtype="bfloat16", width=width)
         assert (str(kernel.arch), kernel.exports) == ("9.0a", ("softmax",))
@@ -95,10 +108,11 @@ def test_the_command_of_the_page_builds_the_op_in_triton(
 
 @pytest.mark.cutedsl
 def test_the_command_of_the_page_builds_the_op_in_cutedsl(
-    machine: Machine, tmp_path: Path, gpus: Callable[..., None]
+    machine: Machine, tmp_path: Path, gpus: Callable[..., None], no_compiler: Callable[[], None]
 ) -> None:
     found("cutedsl", machine.settings())
     root, settings = build("saxpy", machine, tmp_path)
     gpus("9.0")
+    no_compiler()
     kernel = machine.registry(libraries=[root], **settings).load("saxpy/saxpy", dtype="float32")
     assert (str(kernel.arch), kernel.exports) == ("9.0a", ("saxpy",))
