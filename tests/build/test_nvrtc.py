@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -196,15 +197,25 @@ def test_a_known_nvrtc_is_not_asked_again(
 
 
 @pytest.mark.nvcc
-def test_where_there_is_no_nvrtc_nvcc_makes_the_images(
-    make_settings: MakeSettings, image_spec: MakeSpec, real_toolkit: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_there_is_no_nvrtc_nvcc_makes_the_images_and_says_once_why(
+    make_settings: MakeSettings,
+    image_spec: MakeSpec,
+    real_toolkit: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(nvrtc, "_places", lambda settings: iter(()))
+    nothing = [nvrtc._Place("some place", None, "no such directory")]
+    monkeypatch.setattr(nvrtc, "_places", lambda settings: iter(nothing))
+    nvrtc._explain.cache_clear()
+    caplog.set_level(logging.INFO, "kartifacts.build.toolchains.nvrtc")
     settings = make_settings(CUDA_HOME=str(real_toolkit))
     assert isinstance(find("nvrtc", settings), Nvcc)
     built = build_one(image_spec(), settings)
     assert built.toolchain["kind"] == "nvcc"
     assert inspect(built.path).archs == (parse_arch("9.0a"),)
+    said = f"nvcc of {real_toolkit} makes images of device code: NVRTC was not found"
+    assert caplog.text.count(said) == 1
+    assert "searched some place: no such directory" in caplog.text
     with pytest.raises(NoCompiler, match="NVRTC was not found"):
         find("nvrtc", make_settings(KARTIFACTS_CUDA_COMPILER="nvrtc"))
 

@@ -7,12 +7,13 @@ compiler.  Where there is none, nvcc makes the images.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from shutil import which
 from typing import NamedTuple
@@ -25,6 +26,8 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import check_toolkit, sm_name
 from kartifacts.model.spec import Spec
+
+log = logging.getLogger(__name__)
 
 COMPILE = ("-std=c++17", "-Iinclude")
 MEMORY = 200 << 20
@@ -141,13 +144,21 @@ def discover(settings: Settings) -> Toolchain:
             raise
         missing = error
     try:
-        return nvcc.discover(settings)
+        instead = nvcc.discover(settings)
     except NoCompiler as error:
         raise NoCompiler(
             "no CUDA compiler was found, neither NVRTC nor nvcc",
             searched=(*missing.searched, *error.searched),
             hint=_HINT,
         ) from None
+    _explain(f"nvcc of {instead.place} makes images of device code: {missing}")
+    return instead
+
+
+@cache
+def _explain(text: str) -> None:
+    """Say something once per process."""
+    log.info("%s", text)
 
 
 def _discover(settings: Settings) -> Nvrtc:
