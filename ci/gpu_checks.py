@@ -358,13 +358,13 @@ def print_facts(compiled: dict[str, Any], launched: dict[str, float]) -> None:
 def print_python_kernels(published: dict[str, str], by_triton: dict[str, Any]) -> None:
     for op, found in published.items():
         print(f"\n{op}, in Python, built elsewhere ({found}), agrees with the float64 reference.", end="")
-    if by_triton:
+    if "triton" in by_triton:
         print(
             f"\nsoftmax/softmax compiled there for {by_triton['arch']} by Triton {by_triton['triton']}, agrees too: "
             f"{by_triton['seconds']:.2f} s."
         )
     else:
-        print("\nThere is no Triton here: none of its kernels was compiled.")
+        print(f"\nNo kernel of Triton was compiled there: {by_triton['reason']}")
 
 
 def facts() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -44,12 +43,17 @@ def published() -> dict[str, Any]:
 
 def compiled() -> dict[str, Any]:
     """Triton as torch brings it, which compiles for the GPU that it runs on."""
-    if importlib.util.find_spec("triton") is None:
-        return {}
     from importlib.metadata import version
 
     import kartifacts
+    from kartifacts import config
+    from kartifacts.build import toolchains
+    from kartifacts.errors import NoCompiler
 
+    try:
+        toolchains.find("triton", config.read())
+    except NoCompiler as error:
+        return {"reason": str(error)}
     start = time.monotonic()
     kernel = kartifacts.load("softmax/softmax", device="cuda", dtype="bfloat16", width=4096)
     seconds = time.monotonic() - start

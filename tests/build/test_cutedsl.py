@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,7 @@ from kartifacts.errors import BuildError, ConfigError, NoCompiler
 from kartifacts.model.arch import parse_arch, parse_archs
 from kartifacts.model.spec import Spec
 from tests.conftest import Machine
+from tests.ops.test_any_launcher import GIVEN
 
 from .pythons import CUTEDSL, edit, found, write
 
@@ -157,6 +159,29 @@ def test_a_tensor_of_known_shape_strides_and_alignment_makes_other_code(root: Pa
         (root / "demo/op.toml").write_text(declared.replace("dtype(n)", tensor))
         seen.add(content(root, settings))
     assert len(seen) == 4
+
+
+def test_a_wrong_call_is_refused_before_anything_is_launched(root: Path, machine: Machine) -> None:
+    """By the kernel itself, which names the argument.  A sound call gets as far as the driver, which is not here."""
+    made = build(root, machine.settings()).kernels[0].path
+    calls = {
+        "half(), single(), 1.5": "ValueError Mismatched Tensor on argument #1 .* expected dtype=float16",
+        "half(), half(size=63), 1.5": r"ValueError Mismatched out\.shape\[0\] .* expected to match x\.shape\[0\]",
+        "half(stride=2), half(), 1.5": r"ValueError Mismatched x\.strides\[0\] .* expected to be 1",
+        "half(address=0x1001), half(), 1.5": "ValueError Misaligned Tensor data on argument #0 .* alignment=2 bytes",
+        "half(device=1), half(), 1.5": r"ValueError Mismatched device index .* expected to match x\.device\.index",
+        "half(), half(), 'a'": "TypeError Mismatched type on argument #2 .* expected float",
+        "half(), half(), 1.5": "RuntimeError Got Cuda Runtime Error: ",
+        "half(address=0x1002), half(), 1": "RuntimeError Got Cuda Runtime Error: ",
+    }
+    code = GIVEN + f"scale = tvm_ffi.load_module({str(made)!r}).get_function('scale')\n"
+    for call in calls:
+        code += f"try:\n    scale({call})\nexcept Exception as error:\n"
+        code += "    print(type(error).__name__, str(error).splitlines()[0])\n"
+    answer = machine.python(code, CUDA_VISIBLE_DEVICES="")
+    assert answer.code == 0, answer.err
+    for said, expected in zip(answer.out.splitlines(), calls.values(), strict=True):
+        assert re.match(expected, said), said
 
 
 # -- for which GPU -----------------------------------------------------------------------------------------------------

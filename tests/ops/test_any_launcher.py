@@ -22,11 +22,9 @@ NOTES = {
     "threads": "128",
     "shared": "4096",
 }
-# A tensor wherever it is said to lie; nobody reads what is there.
-PROLOGUE = """
-import ctypes, json, struct, sys
-driver = ctypes.CDLL(sys.argv[1] + "/libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-driver.calls.restype = ctypes.c_char_p
+# Tensors wherever they are said to lie; nobody reads what is there.
+GIVEN = """
+import ctypes, json, sys
 import tvm_ffi
 
 class Tensor(ctypes.Structure):
@@ -40,10 +38,11 @@ new = ctypes.pythonapi.PyCapsule_New
 new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 class Given:
-    def __init__(self, code, bits, address=0x1000, kind=2, device=0):
-        shape = (ctypes.c_int64 * 1)(64)
-        self.tensor = Tensor(address, kind, device, 1, code, bits, 1, ctypes.addressof(shape), None, 0, None, None)
-        alive.append((self, shape))
+    def __init__(self, code, bits, address=0x1000, kind=2, device=0, size=64, stride=1):
+        numbers = (ctypes.c_int64 * 2)(size, stride)
+        shape, strides = ctypes.addressof(numbers), ctypes.addressof(numbers) + 8
+        self.tensor = Tensor(address, kind, device, 1, code, bits, 1, shape, strides, 0, None, None)
+        alive.append((self, numbers))
     def __dlpack_device__(self):
         return self.tensor.kind, self.tensor.device
     def __dlpack__(self, **_):
@@ -51,6 +50,12 @@ class Given:
 
 def half(**where): return tvm_ffi.from_dlpack(Given(2, 16, **where))
 def single(**where): return tvm_ffi.from_dlpack(Given(2, 32, **where))
+"""
+PROLOGUE = (
+    GIVEN
+    + """
+driver = ctypes.CDLL(sys.argv[1] + "/libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+driver.calls.restype = ctypes.c_char_p
 scale = tvm_ffi.load_module(sys.argv[1] + "/" + sys.argv[2]).get_function("scale")
 
 def calls(): return driver.calls().decode().splitlines()
@@ -61,6 +66,7 @@ def said(*given):
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return calls()
 """
+)
 
 
 @pytest.fixture(scope="module")
