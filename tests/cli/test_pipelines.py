@@ -64,6 +64,28 @@ def test_the_schedule_calls_what_is_for_the_night_and_nothing_of_a_release(syste
     assert all('$CI_PIPELINE_SOURCE != "schedule"' in rule["if"] for rule in read[".release"]["rules"])
 
 
+@pytest.mark.parametrize("system", ["github", "gitlab", "child"])
+def test_a_pipeline_keeps_to_the_schema_of_its_system(system: str, tmp_path: Path) -> None:
+    """The child is what a plan is printed as for GitLab."""
+    pytest.importorskip("check_jsonschema", reason="needs check-jsonschema, which has the schemas")
+    files = {"github": ["github/release.yml"], "gitlab": ["gitlab/release.yml", "gitlab/build.yml"]}
+    paths = [str(CHECKOUT / "ci" / name) for name in files.get(system, ())]
+    if system == "child":
+        printed = run_release("plan", "gitlab").stdout
+        (tmp_path / "pipeline.yml").write_text(printed)
+        paths = [str(tmp_path / "pipeline.yml")]
+    kind = ["vendor.github-workflows"] if system == "github" else ["vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *kind, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(
+        Path(paths[0]).read_text().replace("needs: ", "neds: ").replace('"extends": ".k', '"extends": 3, "x": ".k')
+    )
+    refused = subprocess.run([*command[: -len(paths)], str(wrong)], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+
+
 def test_actions_are_pinned_by_commit_and_jobs_may_do_no_more_than_they_need() -> None:
     read = document("github/release.yml")
     assert read["permissions"] == {}
