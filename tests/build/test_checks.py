@@ -422,6 +422,29 @@ def test_a_table_that_says_something_else_than_its_kernel_is_found_out(shared: S
     assert judge({"kernel_bytes": facts.size - 1})(content, entry, CPU) != []
 
 
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("-Wl,-rpath,/x", "has a run path, '/x'"),
+        ("-Wl,--build-id=sha1", "has a build-id"),
+        ("-Wl,-z,execstack", "asks for a stack that can be executed"),
+        ("-D__tvm_ffi_scale=__tvm_ffi_shift", "does not export scale"),
+        ('-DSAID="/elsewhere/cc8yTq2x.o"', "holds '/cc8yTq2x.o', a path of this machine"),
+    ],
+)
+def test_what_no_build_of_ours_would_have_let_pass_is_found_where_it_is_published(
+    shared: Shared, flag: str, sentence: str
+) -> None:
+    """The gate does not believe whoever handed a kernel in."""
+    path = shared(flag, source='#ifndef SAID\n#define SAID ""\n#endif\n' + SCALE.replace('"expected nothing"', "SAID"))
+    needs = facts_of(path).needs
+    entry = KernelEntry(
+        uri="demo/scale", sha256="", size=0, block=0, offset=0, suffix=".so", key="x", exports=["scale"], needs=needs
+    )
+    [fault] = judge({})(path.read_bytes(), entry, CPU)
+    assert sentence in fault
+
+
 # -- through a build ---------------------------------------------------------------------------------------------------
 
 

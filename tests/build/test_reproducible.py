@@ -332,3 +332,23 @@ def test_a_header_from_elsewhere_that_tells_when_it_was_compiled_is_refused(
     found(toolchain, make_settings())
     with pytest.raises(BuildError, match=r"__DATE__.* (might prevent reproducible builds|makes another image)"):
         compile_specs([spec], make_settings(**flags))
+
+
+@pytest.mark.slow
+def test_the_script_that_builds_twice_fails_where_a_compiler_looks_at_the_home_and_says_what_differs(
+    tmp_path: Path,
+) -> None:
+    checkout = Path(__file__).parents[2]
+    real = shutil.which("g++")
+    if not (checkout / ".git").exists() or real is None:
+        pytest.skip("needs a git checkout and g++")
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\ncase "$HOME" in *another*) set -- "$@" -O1;; esac\nexec {real} "$@"\n')
+    compiler.chmod(0o755)
+    script, cpu = checkout / "ci/reproducible", str(CPU)
+    for path, status in ((os.environ["PATH"], 0), (f"{tmp_path}:{os.environ['PATH']}", 1)):
+        environ = {**os.environ, "PATH": path}
+        done = subprocess.run([script, cpu], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == status, done.stdout
+    assert "the build is not reproducible\n      section .text (code): " in done.stdout
+    assert done.stdout.endswith("two builds of the same sources are not the same\n")
