@@ -45,7 +45,8 @@ BEFORE = "built here before"
 _Wanted = tuple[Digest, Arch, Settings]
 
 _loaded: dict[_Wanted, Kernel] = {}
-_unloadable: dict[_Wanted, set[Path]] = {}  # kept, and of no use here: in the way only if one has the key of ours
+# Kept, and of no use here: by path and content.  Only one that has the key of ours is in the way.
+_unloadable: dict[_Wanted, set[tuple[Path, Digest]]] = {}
 
 
 def build_and_load(spec: Spec, settings: Settings | None = None) -> Kernel:
@@ -86,7 +87,7 @@ def find(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Kernel | No
         try:
             return _load(spec, built, BEFORE, refusals)
         except LoadError as error:
-            _unloadable.setdefault(_wanted(spec, settings), set()).add(built.path)
+            _unloadable.setdefault(_wanted(spec, settings), set()).add((built.path, built.sha256))
             refusals.append(Refusal(BEFORE, error.message))
     return None
 
@@ -116,7 +117,7 @@ def usable(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Iterator[
             if lacking is None:
                 yield built
             else:
-                _unloadable.setdefault(_wanted(spec, settings), set()).add(built.path)
+                _unloadable.setdefault(_wanted(spec, settings), set()).add((built.path, built.sha256))
                 refusals.append(Refusal(BEFORE, lacking))
     except (StoreError, NoCompiler) as error:  # it is for who builds to say that this stands in the way
         refusals.append(Refusal(BEFORE, error.message))
@@ -189,7 +190,7 @@ def build(spec: Spec, settings: Settings, refusals: Iterable[Refusal]) -> Kernel
     log.info("compiling %s for %s: %s", spec.uri, spec.arch, "; ".join(map(str, refusals)))
     try:
         built = _built(spec, settings)
-        if built.path in _unloadable.pop(_wanted(spec, settings), ()):
+        if (built.path, built.sha256) in _unloadable.pop(_wanted(spec, settings), ()):
             _set_aside(built.path, settings)
             built = _built(spec, settings)
         kernel = _load(spec, built, "jit", refusals)
