@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.build.pythons import DESCRIPTORS, write
 from tests.cli.test_python_guide import calls, write_package
 
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -59,6 +61,8 @@ def compiled() -> dict[str, Any]:
     seconds = time.monotonic() - start
     assert kernel.origin == "jit", kernel.origin
     softmax_agrees(kartifacts.load, dtypes=("bfloat16",))
+    with tempfile.TemporaryDirectory() as scratch:
+        twice_agrees(kartifacts.Registry(libraries=[write(Path(scratch, "lib"), DESCRIPTORS)]).load)
     return {"triton": version("triton"), "seconds": seconds, "arch": str(kernel.arch)}
 
 
@@ -85,6 +89,19 @@ def softmax_agrees(load: Callable[..., Any], dtypes: tuple[str, ...] = tuple(TOL
     kernel.softmax(0, 1, 1, x, out, 64, STRIDE)  # nothing to do
     in_streams_and_graphs(lambda: kernel.softmax(ROWS, 1, 1, x, out, 64, STRIDE), out[:, :64], x)
     agrees(out[:, :64], torch.softmax(x[:, :64].double(), -1), name)
+
+
+def twice_agrees(load: Callable[..., Any]) -> None:
+    """A kernel that is given memory for its blocks, in the order of the stream."""
+    import torch
+
+    kernel = load("demo/twice", device="cuda")
+    x = torch.randn(64, 64, device="cuda", dtype=torch.float16)
+    out = torch.full_like(x, float("nan"))
+    kernel.twice(1, 1, 1, x, out, 64)
+    assert torch.equal(out, 2 * x)
+    in_streams_and_graphs(lambda: kernel.twice(1, 1, 1, x, out, 64), out, x)
+    assert torch.equal(out, 2 * x)
 
 
 def saxpy_agrees(load: Callable[..., Any]) -> None:

@@ -78,6 +78,37 @@ def shifted(value, factor, bias):
     "include/shared/bias.py": "import triton.language as tl\n\nBIAS = tl.constexpr(0.5)\n",
     "include/shared/unused.py": "BIAS = 1\n",
 }
+DESCRIPTORS = {  # a kernel that wants memory for its blocks, where descriptors of tensors lie; from 9.0 on
+    "demo/op.toml": """
+schema = 1
+family = "demo"
+
+[[op]]
+name = "twice"
+summary = "out = 2 * x, of 64 x 64 elements."
+exports = ["twice"]
+axes = {}
+
+[op.device.cuda]
+toolchain = "triton"
+sources = ["twice.py"]
+
+[op.device.cuda.kernel]
+function = "twice"
+arguments = { x = "*float16:16", out = "*float16:16", rows = "int32" }
+""",
+    "demo/twice.py": """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def twice(x, out, rows, M: tl.constexpr = 64, N: tl.constexpr = 64):
+    source = tl.make_tensor_descriptor(x, [rows, N], [N, 1], [M, N])
+    target = tl.make_tensor_descriptor(out, [rows, N], [N, 1], [M, N])
+    target.store([0, 0], source.load([0, 0]) * 2.0)
+""",
+}
 CUTEDSL = {
     "demo/op.toml": """
 schema = 1

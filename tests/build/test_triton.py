@@ -23,12 +23,12 @@ from kartifacts.build.library import open_library
 from kartifacts.build.sections import sections_of
 from kartifacts.build.toolchains import packages, triton
 from kartifacts.config import Settings
-from kartifacts.errors import BuildError, ConfigError, LoadError, NoCompiler
+from kartifacts.errors import BuildError, CompilerKilled, ConfigError, LoadError, NoCompiler
 from kartifacts.model.arch import parse_arch, parse_archs
 from kartifacts.model.spec import Spec
 from tests.conftest import Machine
 
-from .pythons import TRITON, edit, found, write
+from .pythons import DESCRIPTORS, TRITON, edit, found, write
 
 MakeSettings = Callable[..., Settings]
 ARCHS = "8.0 9.0a 10.0a gfx942 gfx1100"
@@ -171,6 +171,20 @@ def test_a_constant_is_compiled_in_and_is_no_argument(root: Path, settings: Sett
     assert notes_in(first)["arguments"] == notes_in(second)["arguments"]
     assert image_in(first) != image_in(second)
     assert len(image_in(second)) < len(image_in(first))  # no comparison is left
+
+
+def test_what_a_kernel_wants_beside_its_arguments_is_noted_and_what_has_a_default_need_not_be_told(
+    compiler: triton.Triton, tmp_path: Path, settings: Settings
+) -> None:
+    """Whoever launches it has to give memory for the descriptors, which Triton's own launcher would take."""
+    library = open_library(write(tmp_path / "pylib", DESCRIPTORS))
+    specs = [library.spec("twice", {}, parse_arch(arch)) for arch in ("8.0", "9.0a")]
+    plain, wanting = (notes_in(kernel.path.read_bytes()) for kernel in compile_specs(specs, settings).kernels)
+    assert plain["arguments"] == wanting["arguments"] == "x=*float16:16 out=*float16:16 rows=int32"
+    assert "scratch" not in plain
+    assert int(wanting["scratch"]) >= 2 * 128
+    assert int(wanting["scratch.align"]) <= 256  # as all memory of the driver is aligned
+    assert int(wanting["shared"]) >= 64 * 64 * 2
 
 
 def test_a_source_may_be_a_template(root: Path, settings: Settings) -> None:
@@ -426,6 +440,14 @@ def test_a_wrong_kernel_is_an_error_with_the_line_it_is_in(
         content(write(tmp_path / "pylib", TRITON, **files), settings)
     assert said in str(caught.value)
     assert content(write(tmp_path / "sound", TRITON), settings)
+
+
+def test_a_compiler_that_is_killed_is_told_apart_from_a_mistake(
+    tmp_path: Path, settings: Settings, compiler: triton.Triton
+) -> None:
+    killed = {"demo__scale": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"}
+    with pytest.raises(CompilerKilled, match=r"exit status 137.*most often for want of memory"):
+        content(write(tmp_path / "pylib", TRITON, **killed), settings)
 
 
 def test_a_module_that_the_key_does_not_know_of_is_refused(root: Path, settings: Settings) -> None:
