@@ -186,10 +186,20 @@ def library(*ops: str) -> dict[str, str]:
     return {**FILES, "steady/op.toml": 'schema = 1\nfamily = "steady"\n' + "\n".join(OPS[name] for name in ops)}
 
 
+def links(real: Path, place: Path, below: int) -> None:
+    """A directory of links to what is in the real one; directories so many levels below are directories too."""
+    place.mkdir(parents=True)
+    for path in real.iterdir():
+        if below and path.is_dir():
+            links(path, place / path.name, below - 1)
+        else:
+            (place / path.name).symlink_to(path)
+
+
 def toolkit_at(place: Path, parts: dict[str, Path]) -> Path:
     """A toolkit of links to all that is in `parts`, with one header more, which says where it lies."""
     for name, real in parts.items():
-        shutil.copytree(real, place / name, copy_function=os.symlink)
+        links(real, place / name, below=2 if name == "targets" else 0)
     for directory in (place / "include", *place.glob("targets/*/include")):
         (directory / "kart_spoken.h").write_text("#pragma once\n#define SPOKEN __FILE__\n")
     return place
