@@ -145,17 +145,32 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def most_threads(kernel: Path) -> dict[str, int]:
-    """Function → the threads of a block that its registers suffice for."""
+def sections(kernel: Path, prefix: str) -> dict[str, memoryview]:
+    """Function → a section of its own in the image."""
     attached = images.attached(kernel.read_bytes())
     assert attached is not None
-    found = {}
-    for section in sections_of(memoryview(attached[0])):
-        if section.name.startswith(".nv.info."):
-            for attribute, value in cubins._attributes(section.data):
-                if attribute == 0x05:  # EIATTR_MAX_THREADS
-                    found[section.name.removeprefix(".nv.info.")] = struct.unpack("III", value)[0]
-    return found
+    found = sections_of(memoryview(attached[0]))
+    return {each.name.removeprefix(prefix): each.data for each in found if each.name.startswith(prefix)}
+
+
+def most_threads(kernel: Path) -> dict[str, int]:
+    """Function → the threads of a block that its registers suffice for."""
+    return {
+        name: struct.unpack("III", value)[0]
+        for name, info in sections(kernel, ".nv.info.").items()
+        for attribute, value in cubins._attributes(info)
+        if attribute == 0x05  # EIATTR_MAX_THREADS
+    }
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("op", "most"), [("rmsnorm", 28_000), ("fused_add_rmsnorm", 32_000), ("layernorm", 64_000)])
+def test_a_norm_has_no_more_code_than_a_compilation_has_time_for(
+    op: str, most: int, kernels: dict[str, list[BuiltKernel]]
+) -> None:
+    """NVRTC takes 7 µs for a byte of instructions, and 0.3 s is all that a second specialisation may take."""
+    path = next(kernel.path for kernel in kernels[f"norm/{op}"] if str(kernel.arch) == "9.0a")
+    assert sum(map(len, sections(path, ".text.").values())) < most
 
 
 @pytest.mark.nvrtc
