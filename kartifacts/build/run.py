@@ -10,6 +10,7 @@ import bisect
 import logging
 import selectors
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from kartifacts.files.trust import make_directory
 log = logging.getLogger(__name__)
 
 _TICK = 1.0  # seconds after which who listens is told how it goes, if nothing has happened
+_SHORT = 0.5  # seconds: who does such a step is given the next one too, as we may be busy when it has ended
 _PATIENCE = 600.0  # seconds for which other builders are left all the memory
 
 
@@ -103,9 +105,11 @@ class _Run:
         self.listener = listener
         self.order = _order(steps)
         self.ready: list[tuple[float, int, Step]] = []
+        self.actions: deque[Step] = deque()  # that are ready
         self.waiting: dict[Path, list[Step]] = {}  # output of a step → those that need it
         self.lacking: dict[str, int] = {}  # name of a step → how many of its inputs are still to be made
         self.running: dict[Worker, _Begun] = {}
+        self.following: dict[Worker, Step] = {}  # what it has been given to do next
         self.idle: dict[tuple[str, ...], list[Worker]] = {}
         self.retried: set[str] = set()
         self.failed: BuildError | None = None
@@ -127,18 +131,24 @@ class _Run:
                 if self.running:
                     now = time.monotonic()
                     self.listener.running([(begun.step, now - begun.since) for begun in self.running.values()])
-                elif self.failed is not None or not self.ready:
+                elif self.failed is not None or not (self.ready or self.actions):
                     break  # else other builders have the memory
-                for key, _ in self.selector.select(_TICK):
+                acts = self.failed is None and bool(self.actions)
+                for key, _ in self.selector.select(0 if acts else _TICK):
                     assert isinstance(key.fileobj, Worker)
                     self._hear(key.fileobj)
+                if acts and self.failed is None:
+                    self._act(self.actions.popleft())  # one, since meanwhile a worker may have nothing to do
             if self.failed is not None:
                 raise self.failed
         finally:
             self._end()
 
     def _make_ready(self, step: Step) -> None:
-        bisect.insort(self.ready, (*self.order[step.name], step), key=lambda item: item[:2])
+        if step.command is None:
+            self.actions.append(step)
+        else:
+            bisect.insort(self.ready, (*self.order[step.name], step), key=lambda item: item[:2])
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -146,13 +156,10 @@ class _Run:
         place, too_much = 0, float("inf")  # bytes for which there is no room now
         while self.failed is None and place < len(self.ready):
             step = self.ready[place][2]
-            if step.command is None:
-                del self.ready[place]
-                self._act(step)
-                place = 0  # what it has made may be waited for
-            elif len(self.running) >= self.limits.jobs.n:
+            if len(self.running) >= self.limits.jobs.n:
+                self._begin_what_follows()
                 break
-            elif step.memory < too_much and self._begin(step):
+            if step.memory < too_much and self._begin(step):
                 del self.ready[place]
             else:
                 too_much = min(too_much, step.memory)
@@ -166,10 +173,22 @@ class _Run:
             self.idle.setdefault(worker.command, []).append(worker)
             return False
         self.alone_since = None
-        _make_room(step)
         self.running[worker] = _Begun(step, time.time_ns(), time.monotonic())
-        worker.give(step.command.arguments, step.root)
+        _hand(step, worker)
         return True
+
+    def _begin_what_follows(self) -> None:
+        """Hand short steps, in their order, to workers that will soon have done such a one in as much memory."""
+        for worker, begun in self.running.items():
+            if not self.ready:
+                break
+            step = self.ready[0][2]
+            assert step.command is not None
+            short = max(begun.step.cost, step.cost) < _SHORT and step.memory <= begun.step.memory
+            if short and worker not in self.following and (step.command.worker or COMMANDS) == worker.command:
+                del self.ready[0]
+                self.following[worker] = step
+                _hand(step, worker)
 
     def _worker(self, kind: tuple[str, ...]) -> Worker:
         if idle := self.idle.get(kind):
@@ -199,27 +218,32 @@ class _Run:
 
     def _hear(self, worker: Worker) -> None:
         try:
-            answer = worker.answer()
+            answers = worker.answers()
         except Died as error:
-            self.selector.unregister(worker)
-            worker.end()
-            if worker in self.running:
-                self._has_failed(self._no_longer(worker).step, error.status, error.text, 0)
+            self._has_died(worker, error)
+            return
+        for answer in answers:
+            begun = self.running.pop(worker)
+            if (step := self.following.pop(worker, None)) is not None:  # in the same room
+                self.running[worker] = _Begun(step, begun.at, time.monotonic())
             else:
-                self.idle[worker.command].remove(worker)
-            return
-        if answer is None:
-            return
-        begun = self._no_longer(worker)
-        self.idle.setdefault(worker.command, []).append(worker)
-        if answer.status == 0:
-            self._has_ended(begun, answer)
-        else:
-            self._has_failed(begun.step, answer.status, answer.text, answer.memory)
+                self.limits.room.give_back(worker.session)
+                self.idle.setdefault(worker.command, []).append(worker)
+            if answer.status == 0:
+                self._has_ended(begun, answer)
+            else:
+                self._has_failed(begun.step, answer.status, answer.text, answer.memory)
 
-    def _no_longer(self, worker: Worker) -> _Begun:
+    def _has_died(self, worker: Worker, error: Died) -> None:
+        self.selector.unregister(worker)
+        worker.end()
+        if worker not in self.running:
+            self.idle[worker.command].remove(worker)
+            return
         self.limits.room.give_back(worker.session)
-        return self.running.pop(worker)
+        if (step := self.following.pop(worker, None)) is not None:
+            self._make_ready(step)
+        self._has_failed(self.running.pop(worker).step, error.status, error.text, 0)
 
     def _has_ended(self, begun: _Begun, answer: Answer) -> None:
         ran = begun.ran(answer)
@@ -258,6 +282,12 @@ class _Run:
         for workers in self.idle.values():
             for worker in workers:
                 worker.end()
+
+
+def _hand(step: Step, worker: Worker) -> None:
+    assert step.command is not None
+    _make_room(step)
+    worker.give(step.command.arguments, step.root)
 
 
 def _make_room(step: Step) -> None:

@@ -44,7 +44,7 @@ class Died(Exception):
 
 
 class Worker:
-    """A process that does one job at a time.
+    """A process that does one job after the other.
 
     Raises:
         BuildError: it does not start.
@@ -77,32 +77,33 @@ class Worker:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Can be read from when there is something for `answer`."""
+        """Can be read from when there is something for `answers`."""
         return self._answers.fileno()
 
     def give(self, arguments: tuple[str, ...], root: str) -> None:
         job = {"arguments": [_spelled(word) for word in arguments], "cwd": _spelled(root)}
         line = memoryview(json.dumps(job).encode() + b"\n")
-        with suppress(BrokenPipeError):  # it has died, which `answer` will say
+        with suppress(BrokenPipeError):  # it has died, which `answers` will say
             while line:
                 line = line[self._jobs.write(line) :]
 
-    def answer(self) -> Answer | None:
-        """The answer, if the whole of it is there.
+    def answers(self) -> list[Answer]:
+        """The answers of which the whole is there, in the order of their jobs.
 
         Raises:
             Died: there will be none.
         """
         piece = os.read(self.fileno(), 1 << 16)
-        self._buffer += piece
-        if piece and not self._buffer.endswith(b"\n"):
-            return None
-        line, self._buffer = bytes(self._buffer), bytearray()
+        *lines, rest = bytes(self._buffer + piece).split(b"\n")
+        self._buffer = bytearray(rest)
         try:
-            return msgspec.convert(json.loads(line), Answer)  # our own reader of JSON takes no lone surrogates
+            if not piece:
+                raise ValueError("it has ended")
+            return [msgspec.convert(json.loads(line), Answer) for line in lines]  # ours takes no lone surrogates
         except ValueError:
             self._kill()
-            raise Died(self._process.wait(), self._said() + line.decode(errors="replace")) from None
+            left = b"\n".join((*lines, rest)).decode(errors="replace")
+            raise Died(self._process.wait(), self._said() + left) from None
 
     def end(self, *, busy: bool = False) -> None:
         """End it; one that is `busy` may let its compiler remove temporary files, in a few seconds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,39 @@ def test_no_more_run_at_once_than_jobs_and_as_many_do(steps: Steps) -> None:
     steps.run([steps.step(f"s{number}", "sleep 0.05") for number in range(6)], listener, jobs=2)
     assert listener.most == 2
     assert sorted(listener.order) == [f"s{number}" for number in range(6)]
+
+
+def test_workers_go_on_with_short_steps_while_what_they_made_is_put_away(steps: Steps) -> None:
+    first, second, third = (steps.step(name, f"echo {name} >> {steps.place}/ran", cost=0.1) for name in "abc")
+
+    def wait(ran: Ran) -> None:
+        over = time.monotonic() + 20
+        while ran.step is first and not third.output.exists():
+            assert time.monotonic() < over, "the worker waits for us"
+            time.sleep(0.01)
+
+    listener = Listener(wait)
+    steps.run([first, second, third], listener)
+    assert listener.order == ["a", "b", "c"]
+    assert (steps.place / "ran").read_text().split() == ["a", "b", "c"]
+
+
+def test_what_a_worker_was_to_do_next_is_done_though_it_dies(steps: Steps) -> None:
+    once = f"mkdir {steps.place}/once 2>/dev/null && {{ sleep 0.3; kill -9 $PPID; }}"
+    listener = Listener()
+    steps.run([steps.step("doomed", once, cost=0.2), *(steps.step(f"s{n}", cost=0.1) for n in range(3))], listener)
+    assert sorted(listener.order) == ["doomed", "s0", "s1", "s2"]
+    assert [step.name for step in listener.doomed] == ["doomed"]
+
+
+def test_a_short_step_that_needs_more_memory_than_the_one_before_waits_for_room(steps: Steps) -> None:
+    modest = [steps.step(f"m{number}", "sleep 0.2", memory=4, cost=0.3) for number in range(2)]
+    listener = Listener()
+    steps.run([*modest, steps.step("hungry", memory=9, cost=0.2)], listener, jobs=2, left=lambda: 10)
+    assert listener.order[-1] == "hungry"
+    assert next(ran.began for ran in listener.ran if ran.step.name == "hungry") > max(
+        ran.began + int(ran.wall * 1e9) for ran in listener.ran if ran.step in modest
+    )
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
