@@ -100,9 +100,19 @@ def test_the_memory_of_a_container_decides_how_many_compilers_run(
 
 
 def test_a_compiler_that_the_kernel_kills_for_memory_is_tried_again_beside_fewer(
-    in_group: Callable[[int], list[str]], build: Callable[..., tuple[int, str, int]], compiler: Compiler
+    in_group: Callable[[int], list[str]],
+    build: Callable[..., tuple[int, str, int]],
+    compiler: Compiler,
+    tmp_path: Path,
 ) -> None:
-    hog = "import time; b = bytearray(200 << 20); time.sleep(1.5)"
+    # All three at once, however busy the machine is.
+    started = tmp_path / "started"
+    started.mkdir()
+    hog = (
+        f'import os, time; open(f"{started}/{{os.getpid()}}", "x")\n'
+        f'while len(os.listdir("{started}")) < 3: time.sleep(0.02)\n'
+        "b = bytearray(200 << 20); time.sleep(1.5)"
+    )
     compiler.misbehave(f"{sys.executable} -S -c '{hog}' || exit 137")
     jobs, reason, kernels = build(in_group(550 * MIB), KARTIFACTS_JOBS="4")
     assert jobs in (1, 2)
