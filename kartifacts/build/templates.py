@@ -11,8 +11,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,17 +27,11 @@ from kartifacts.files.trust import check_trusted
 from kartifacts.model.digest import Digest, canonical_json, sha256
 from kartifacts.model.spec import Source, Spec
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
+if TYPE_CHECKING:  # who renders nothing does not import jinja2
+    from kartifacts.build.sandbox import Sandbox
 
 SUFFIX = ".jinja"
 SETTING = "KARTIFACTS_GENERATED"
-MAX_RENDERED = 16 << 20  # bytes
-_ALLOWED = (str, int, float)  # what a template may print: others show addresses, or None where a value was meant
-_UNSTEADY = ("random", "pprint")  # filters that do not give the same each time
-_WIDE = {"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"}  # methods that take a width
-
-_compiled: dict[tuple[str, str], CodeType | None] = {}
 
 Texts = dict[str, bytes]
 """Path of a rendered source, relative to the library's root → its text."""
@@ -77,7 +70,9 @@ def _code(renders: bool) -> set[str]:
     if renders:
         import jinja2
 
-        files.add(jinja2.__file__)
+        from kartifacts.build import sandbox
+
+        files |= {jinja2.__file__, sandbox.__file__}
     return {file for file in files if file is not None}
 
 
@@ -163,100 +158,72 @@ def render(
     return texts, {Source(path, digest) for path, digest in read.items()}
 
 
-def _render(environment: Environment, path: str, axes: Mapping[str, str], read: Container[str]) -> bytes:
-    from jinja2 import TemplateError
+def _render(environment: Sandbox, path: str, axes: Mapping[str, str], read: Container[str]) -> bytes:
+    from kartifacts.build.sandbox import MAX_TEXT
 
+    environment.steps = 0
     try:
         pieces, size = [], 0
         for piece in environment.get_template(path).generate({**axes, "axes": dict(axes)}):
             size += len(piece)
-            if size > MAX_RENDERED:
-                raise ConfigError(f"the template {path!r} renders to more than {MAX_RENDERED} bytes")
+            if size > MAX_TEXT:
+                raise ConfigError(f"the template {path!r} renders to more than {MAX_TEXT} bytes")
             pieces.append(piece)
         return "".join(pieces).encode()
     except ConfigError:
         raise
-    except (TemplateError, ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        where = _where(error, path, read)
-        text = str(error).partition("\n")[0] or type(error).__name__
+    except Exception as error:  # whatever it is, the template brought it about
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        text = said.partition("\n")[0] or type(error).__name__
         raise ConfigError(
-            f"the template {where} cannot be rendered: {text[:300]}",
+            f"the template {_where(error, path, read, environment)} cannot be rendered: {text[:300]}",
             hint=f"its variables are the axes ({', '.join(sorted(axes)) or 'none'}) and 'axes', all of them by name",
         ) from error
 
 
-def _where(error: BaseException, path: str, read: Container[str]) -> str:
+def _where(error: BaseException, path: str, read: Container[str], environment: Sandbox) -> str:
     """Template and line: of a mistake in its syntax, or the innermost that was being rendered."""
+    if isinstance(error, SyntaxError) and error.filename in read:
+        from kartifacts.build.sandbox import line_of
+
+        return f"{error.filename}:{line_of(environment, error) or 1}"
     if isinstance(line := getattr(error, "lineno", None), int):
         return f"{getattr(error, 'name', None) or path}:{line}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((f"{name}:{line}" for name, line in reversed(frames) if name in read), path)
 
 
-def _environment(root: Path, read: dict[str, Digest], missed: set[str]) -> Environment:
-    from jinja2 import BytecodeCache, FunctionLoader, StrictUndefined
-    from jinja2.bccache import Bucket
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _environment(root: Path, read: dict[str, Digest], missed: set[str]) -> Sandbox:
+    from jinja2 import FunctionLoader
 
-    class Compiled(BytecodeCache):
-        """What this process has compiled before, by name and content: one template is rendered hundreds of times."""
+    from kartifacts.build.sandbox import Sandbox
 
-        def load_bytecode(self, bucket: Bucket) -> None:
-            bucket.code = _compiled.get((bucket.key, bucket.checksum))
+    def beside(template: str, parent: str) -> str:
+        """Beside the template that includes another one, else in include/, and nowhere else."""
+        homes = (posixpath.dirname(parent), INCLUDE)
+        names = [inside(home, template, f"an include in {parent}") for home in homes]
+        for name in names:
+            if is_file(there := str(place_of(root, name))):
+                return name
+            missed.add(there)
+        return names[0]
 
-        def dump_bytecode(self, bucket: Bucket) -> None:
-            _compiled[bucket.key, bucket.checksum] = bucket.code
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**", "%"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """Refuse what a slip of the pen makes too large for the memory."""
-            if operator == "**" or not all(isinstance(side, (int, float)) for side in (left, right)):
-                raise ValueError(f"{operator!r} is for numbers alone, and '**' is not there at all")
-            return super().call_binop(context, operator, left, right)
-
-        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _WIDE)
-
-        def join_path(self, template: str, parent: str) -> str:
-            """Beside the template that includes another one, else in include/, and nowhere else."""
-            homes = (posixpath.dirname(parent), INCLUDE)
-            names = [inside(home, template, f"an include in {parent}") for home in homes]
-            for name in names:
-                if is_file(there := str(place_of(root, name))):
-                    return name
-                missed.add(there)
-            return names[0]
-
-    environment = Sandbox(
-        undefined=StrictUndefined,
-        autoescape=False,
-        keep_trailing_newline=True,
-        finalize=_printable,
-        loader=FunctionLoader(_loader(root, read)),
-        auto_reload=False,
-        bytecode_cache=Compiled(),
-    )
-    for name in (*_UNSTEADY, "format", "center"):
-        del environment.filters[name]
-    del environment.globals["lipsum"]
-    return environment
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, _ALLOWED) or type(value).__name__ == "StrictUndefined":
-        return value
-    raise TypeError(f"a text or a number is expected where something is printed, got {type(value).__name__}")
+    return Sandbox(beside, loader=FunctionLoader(_loader(root, read)))
 
 
 def _loader(root: Path, read: dict[str, Digest]) -> Callable[[str], tuple[str, str, Callable[[], bool]]]:
+    from jinja2 import TemplateNotFound
+
     def load(path: str) -> tuple[str, str, Callable[[], bool]]:
         try:
             data = content(root, path)
             text = data.decode()
         except UnicodeDecodeError as error:
             raise ConfigError(f"the template {path!r} is not text in UTF-8: {error}") from error
+        except ConfigError as error:
+            if is_file(str(place_of(root, path))):
+                raise
+            raise TemplateNotFound(path, error.message) from error  # which an include may ignore
         read[path] = sha256(data)
         return text, path, lambda: True
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kartifacts.build import templates
+from kartifacts.build import sandbox, templates
 from kartifacts.build.jit import build_one
 from kartifacts.build.library import open_library
 from kartifacts.config import Settings
@@ -195,6 +196,13 @@ def test_who_renders_nothing_does_not_import_jinja2(rendering: Path, root: Path,
         ("{{ lipsum() }}", 1, "'lipsum' is undefined"),
         ("\n{% include 'broken.jinja' %}", (2, "demo/broken.jinja"), "'unknown' is undefined"),
         ("{% include 'special.cpp.jinja' %}", None, "recursion"),
+        ("\n{{ size | dictsort }}", 2, "no attribute 'items'"),  # whatever Python says is an error of the template
+        ("\n{{ size | truncate(-5) }}", 2, "expected length"),
+        ("\n{{ size.encode('nothing') }}", 2, "unknown encoding"),
+        ("\n{{ '\\ud800' }}", None, "surrogate"),
+        ("{{ size | xmlattr }}", 1, "xmlattr"),
+        ("\n" + "{% for a in 'x' %}\n" * 25 + "{% endfor %}" * 25, 22, "too many statically nested blocks"),
+        ("\n" + "{{ " + "(" * 900 + "1" + ")" * 900 + " }}", None, ""),
     ],
 )
 def test_a_template_that_cannot_be_rendered_is_named_with_the_line(
@@ -214,9 +222,110 @@ def test_a_template_that_cannot_be_rendered_is_named_with_the_line(
 def test_a_template_that_never_ends_is_stopped_by_the_size_of_its_text(
     rendering: Path, loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templates, "MAX_RENDERED", 1 << 16)
+    monkeypatch.setattr(sandbox, "MAX_TEXT", 1 << 16)
     write_library(rendering, {**FILES, "demo/special.cpp.jinja": loop})
     with pytest.raises(ConfigError, match=r"'demo/special.cpp.jinja' renders to more than 65536 bytes"):
+        spec_of(rendering)
+
+
+UNSTEADY = ["cycler('a')", "joiner('a')", "size.upper", "axes.values", "namespace(a=1)", "range", "m", "self.block"]
+
+
+@pytest.mark.parametrize("value", [*UNSTEADY, "[size.upper]", "{'a': [size.upper]}", "{size.upper: 1}"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "{{ VALUE }}",
+        "{{ VALUE ~ '' }}",
+        "{% set text = 'a' ~ VALUE %}",
+        "{{ VALUE | string }}",
+        "{{ [VALUE] | join }}",
+        "{{ [VALUE] | map('string') | join }}",
+        "{% set text = VALUE | upper %}",
+        "{{ VALUE | indent }}",
+        "{{ VALUE | wordcount }}",
+        "{{ VALUE | urlencode }}",
+        "{{ 'a' | replace('a', VALUE) }}",
+        "{{ (size | safe).join([VALUE]) }}",
+        "{{ (size | tojson).join([VALUE]) }}",
+        "{% autoescape true %}{{ m().join([VALUE]) }}{{ VALUE ~ '' }}{% endautoescape %}",
+    ],
+)
+def test_no_template_shows_what_is_another_text_in_another_process(rendering: Path, way: str, value: str) -> None:
+    around = "{% macro m() %}m{% endmacro %}{% block block %}{% endblock %}"
+    write_library(rendering, {**FILES, "demo/special.cpp.jinja": f"{around}\n{way.replace('VALUE', value)}"})
+    with pytest.raises(ConfigError, match=r"demo/special\.cpp\.jinja:2 .*(is expected|can be worked on|expected str)"):
+        spec_of(rendering)
+
+
+@pytest.mark.parametrize("text", ["{{ (axes.keys() - []) | join }}", "{{ [1, 2] | shuffle }}", "{{ [1] | pprint }}"])
+def test_no_template_gets_at_what_has_no_order(rendering: Path, text: str) -> None:
+    write_library(rendering, {**FILES, "demo/special.cpp.jinja": text})
+    with pytest.raises(ConfigError, match=r"demo/special\.cpp\.jinja:1 cannot be rendered"):
+        spec_of(rendering)
+
+
+@pytest.mark.parametrize(
+    ("text", "rendered"),
+    [
+        ("{{ size ~ 1 ~ 2.5 }}{{ [1, 'a'] | join(',') }}", "small12.51,a"),
+        ("{{ axes.items() | map('join', '=') | join(';') }}{{ axes | length }}", "size=small1"),
+        ("{% for a in [3, 1] | sort | reverse %}{{ loop.index ~ ':' ~ a }} {% endfor %}", "1:3 2:1 "),
+        ("{% for row in range(5) | batch(2) %}{{ row | join }}{% endfor %}", "01234"),
+        ("{{ [[1, 2], [3]] | map('sum') | list | tojson }}{{ 'a<' | tojson }}", '[3, 3]"a\\u003c"'),
+        ("{% set n = namespace(x=1) %}{% for a in 'abc' %}{% set n.x = n.x * 2 %}{% endfor %}{{ n.x }}", "8"),
+        ("{% set c = joiner(', ') %}{% for a in 'ab' %}{{ c() }}{{ a }}{% endfor %}", "a, b"),
+        ("{% macro m(a, b=2) %}{{ a + b }}{{ caller() }}{% endmacro %}{% call m(1) %}!{% endcall %}", "3!"),
+        ("{{ [{'a': 1}, {'a': 2}] | groupby('a') | length }}{{ unknown | default('x') }}", "2x"),
+        ("{{ 'float32'.replace('float', 'f') | upper | indent }}{{ ([1, 2] + [3]) | length }}", "F323"),
+    ],
+)
+def test_what_templates_are_for_still_renders(rendering: Path, text: str, rendered: str) -> None:
+    write_library(rendering, {**FILES, "demo/special.cpp.jinja": text})
+    texts, _ = templates.render(rendering, ["demo/special.cpp.jinja"], {"size": "small"})
+    assert texts["demo/special.cpp"].decode() == rendered
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ [1] | batch(1000000000, 1) | list | length }}",
+        "{{ [1] | slice(1000000000) | list | length }}",
+        "{{ size | indent(1000000000) }}",
+        "{{ size | indent(width=1000000000, first=true) }}",
+        "{{ size | wordwrap(1000000000) }}",
+        "{{ 1.5 | round(1000000000) }}",
+        "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='xx') %}{% for a in range(99) %}{% set n.x = n.x.replace('', n.x) %}{% endfor %}",
+        "{% set n = namespace(x='xx') %}{% for a in range(99) %}{% set n.x = n.x | replace('', n.x) %}{% endfor %}",
+        "{% set n = namespace(x='xx') %}{% for a in range(99) %}{% set n.x = n.x.join(n.x) %}{% endfor %}",
+        "{% set n = namespace(x='xx') %}{% for a in range(99) %}{% set n.x = n.x | join(n.x) %}{% endfor %}",
+        "{% set n = namespace(x=7) %}{% for a in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    ],
+)
+def test_no_template_takes_long_or_much_memory(rendering: Path, text: str) -> None:
+    write_library(rendering, {**FILES, "demo/special.cpp.jinja": text})
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=r"demo/special\.cpp\.jinja:1 cannot be rendered"):
+        spec_of(rendering)
+    assert time.process_time() - began < 10
+
+
+def test_a_template_that_may_be_missing_is_passed_over_and_found_once_it_is_there(rendering: Path) -> None:
+    text = "{% include 'extra.jinja' ignore missing %}{% include ['other.jinja', 'factor.jinja'] %}"
+    write_library(rendering, {**FILES, "demo/special.cpp.jinja": text})
+    before = spec_of(rendering)
+    assert "demo/factor.jinja" in [source.path for source in before.sources]
+    (rendering / "demo/extra.jinja").write_text("// extra\n")
+    after = spec_of(rendering)
+    assert "demo/extra.jinja" in [source.path for source in after.sources]
+    assert after.op_digest != before.op_digest
+    (rendering / "demo/extra.jinja").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"'demo/extra.jinja' is not text in UTF-8"):
         spec_of(rendering)
 
 
