@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 from kartifacts.build import imports
-from kartifacts.build.stamps import homes, is_file, is_settled, stamp_of
+from kartifacts.build.stamps import homes, is_file, is_settled, plain, stamp_of
+from kartifacts.build.toolchains import directives
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import Digest, sha256
@@ -20,11 +20,9 @@ INCLUDE = "include"
 SHARED_INCLUDE = "kartifacts/include"  # what headers that others share with us call their directory
 SHARED = "<kartifacts>"  # stands, in the identity of another library, for the root of our own
 MAX_SOURCE = 64 << 20  # bytes
-_INCLUDED = re.compile(
-    rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE
-)
-# Comments and texts, which may speak of clocks; or a clock.
-_CLOCKS = re.compile(rb'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\b(__(?:DATE|TIME|TIMESTAMP)__)\b', re.DOTALL)
+
+Asked = tuple[str, bool]
+"""A header that a source asks for and the library has not got, and whether each of that name counts."""
 
 
 @cache
@@ -55,7 +53,11 @@ def inside(home: str, path: str, what: str) -> str:
 
 
 def reached(
-    root: Path, sources: Iterable[str], texts: Mapping[str, bytes] = {}, missed: set[str] | None = None
+    root: Path,
+    sources: Iterable[str],
+    texts: Mapping[str, bytes] = {},
+    missed: set[str] | None = None,
+    asked: set[Asked] | None = None,
 ) -> tuple[Source, ...]:
     """`sources` and all they include, directly or not, that lies in the library at `root` or among our shared headers.
 
@@ -64,13 +66,16 @@ def reached(
     Args:
         texts: path → content of sources that are in no file.
         missed: where files are added that were looked for and are not there, by their full paths.
+        asked: where headers are added that `__has_include` and the like look for outside of the library.
 
     Raises:
-        ConfigError: a source is missing, or an include reaches outside the library or cannot be followed.
+        ConfigError: a source is missing, would be another each time, or names a file that cannot be followed or lies
+            outside the library.
     """
     found: dict[str, Digest] = {}
     places = _places(root)
     missed = set() if missed is None else missed
+    asked = set() if asked is None else asked
     waiting = [(path, "op.toml") for path in sources]
     while waiting:
         path, wanted_by = waiting.pop()
@@ -82,27 +87,33 @@ def reached(
             raise ConfigError(
                 f"{wanted_by} names {path!r}, which cannot be read in {str(root)!r}: {error.strerror or error}"
             ) from error
-        _refuse_clocks(path, text)
         found[path] = sha256(text)
-        waiting.extend((header, path) for header in _included(places, path, text, missed))
+        if path.endswith(".py"):
+            waiting.extend((module, path) for module in _imported(places, posixpath.dirname(path), text, missed))
+            continue
+        _refuse(path, text)
+        waiting.extend((header, path) for header in _included(places, path, text, missed, asked))
     return tuple(Source(path, found[path]) for path in sorted(found))
 
 
-def _refuse_clocks(path: str, text: bytes) -> None:
-    """Refuse a source whose bytes would tell when it was compiled; some compilers cannot."""
-    if b"__TIME" in text or b"__DATE__" in text:
-        for named in _CLOCKS.finditer(text):
-            if named[1]:
-                raise ConfigError(
-                    f"{path} uses {named[1].decode()}: the kernel would be another each time that it is compiled",
-                    hint="leave it out, or give a fixed text by a macro of your own",
-                )
+def _refuse(path: str, text: bytes) -> None:
+    """Refuse a source whose bytes would tell when it was compiled, or hang on a file that no compiler tells of."""
+    if clock := directives.clock(text):
+        raise ConfigError(
+            f"{path} uses {clock[0]}: the kernel would be another each time that it is compiled",
+            hint="leave it out, or give a fixed text by a macro of your own",
+        )
+    if directive := directives.assembler(text):
+        raise ConfigError(
+            f"{path} uses {directive}, by which an assembler reads a file that no identity covers",
+            hint="write the data as an array in a header, and include that by its name",
+        )
 
 
 def hangs_on(root: Path, sources: Iterable[Source], missed: Iterable[str]) -> set[str]:
     """Every file and directory of which one changes if `reached` would find something else than `sources`."""
     places = _places(root)
-    return {*(str(_place(places, source.path)) for source in sources), *homes(missed)}
+    return {*(str(_place(places, source.path)) for source in sources), *homes(missed), directives.__file__}
 
 
 def changed(root: Path, sources: Iterable[Source], *, since: int) -> str | None:
@@ -131,27 +142,55 @@ def _place(places: Mapping[str, Path], path: str) -> Path:
     return places[top] / rest if top == SHARED else places[""] / path
 
 
-def _included(places: Mapping[str, Path], path: str, content: bytes, missed: set[str]) -> Iterator[str]:
+def _included(
+    places: Mapping[str, Path], path: str, content: bytes, missed: set[str], asked: set[Asked]
+) -> Iterator[str]:
+    """What a source includes of its library, and what it only asks for: which is in the identity if it is there."""
     home = posixpath.dirname(path)
-    if path.endswith(".py"):
-        yield from _imported(places, home, content, missed)
-        return
     shared = [f"{SHARED}/{INCLUDE}"] if SHARED in places else []
-    for quoted, angled, other in _INCLUDED.findall(content.replace(b"\\\n", b"").replace(b"\\\r\n", b"")):
-        try:
-            name = (quoted or angled or other).decode()
-        except UnicodeDecodeError:
-            other = name = repr(quoted or angled or other)
-        if other:
-            raise ConfigError(
-                f"{path} includes {name[:100]!r}, which cannot be followed", hint="include a file by its name in UTF-8"
-            )
-        for place in (*((home,) if quoted else ()), INCLUDE, *shared):
+    for wanted in directives.wanted(content):
+        name = _name(path, wanted)
+        found = False
+        for place in (*((home,) if wanted.quoted else ()), INCLUDE, *shared):
             there = os.path.join(_place(places, place), name)
-            if is_file(there):
-                yield inside(place, name, f"an include in {path}")
+            if not is_file(there):
+                missed.add(there)
+                continue
+            found = True
+            yield _followed(places, place, name, path)
+            if not wanted.further:
                 break
-            missed.add(there)
+        if wanted.asked and (wanted.further or not found):
+            asked.add((name, wanted.further))
+
+
+def _name(path: str, wanted: directives.Wanted) -> str:
+    try:
+        name = wanted.name.decode()
+    except UnicodeDecodeError:
+        name = repr(wanted.name)
+    else:
+        if wanted.plain:
+            return name
+    how = "asks for" if wanted.asked else "includes"
+    raise ConfigError(
+        f"{path} {how} {name[:100]!r}, which cannot be followed",
+        hint="name the file itself, in UTF-8, where it is included or asked for; what stands between #if and #endif "
+        "counts too, since no condition is looked at, and what stands in a comment does not",
+    )
+
+
+def _followed(places: Mapping[str, Path], place: str, name: str, path: str) -> str:
+    """The file that is found as `name` in `place`, by the path at which it is read again."""
+    found = inside(place, name, f"an include in {path}")
+    there = os.path.join(_place(places, place), name)
+    if ".." in name.split("/") and plain(there) != os.path.abspath(there):
+        raise ConfigError(
+            f"{path} includes {name[:100]!r}, which goes through a link to a directory and back out of where that "
+            f"leads: it is not {found!r}",
+            hint="include the file by a path without such a link",
+        )
+    return found
 
 
 def _imported(places: Mapping[str, Path], home: str, content: bytes, missed: set[str]) -> Iterator[str]:
@@ -183,8 +222,10 @@ def content(root: Path, path: str) -> bytes:
 
 def relative(root: Path, name: str) -> str | None:
     """A file that a compiler named, running in the library's root, as identities name it; None if it lies elsewhere."""
-    path = posixpath.normpath(posixpath.join(root, name))
+    path = plain(named := os.path.join(root, name))
+    linked = path != os.path.abspath(named)
     for top, place in _places(root).items():
-        if path.startswith(f"{place}/"):
-            return posixpath.join(top, path[len(str(place)) + 1 :])
+        start = os.path.realpath(place) if linked else str(place)
+        if path.startswith(f"{start}/"):
+            return posixpath.join(top, path[len(start) + 1 :])
     return None

@@ -28,6 +28,7 @@ _HOST = re.compile(
     r"|-fvisibility-inlines-hidden|-f(template|constexpr)-[a-z-]+=\d+"
     r"|-mprefer-vector-width=(none|128|256|512)|-mtune=generic|-mno-[a-z0-9.]+"
 )
+_CLOCK = re.compile(r"\b__(DATE|TIME|TIMESTAMP)__\b")
 _LEVEL = r"(true|false)"
 # Of nvcc, with one dash or two.
 _NVCC = re.compile(
@@ -73,6 +74,7 @@ def check_flag(flag: str, toolchain: str, where: str) -> None:
     else:
         allowed, parts = _OWN.get(toolchain, _HOST), [flag]
     for part in parts:
+        _refuse_clock(part, f"{where}.flags")
         if not allowed.fullmatch(part):
             inside = "" if part == flag else f" (in {flag!r})"
             raise ConfigError(
@@ -99,3 +101,13 @@ def check_define(define: str, where: str) -> None:
     """Raise `ConfigError` unless `define` is a macro with its value, as it stands after -D."""
     if not re.fullmatch(_DEFINE, define):
         raise ConfigError(f"{where}.defines: expected NAME or NAME=VALUE, got {define[:100]!r}")
+    _refuse_clock(define, f"{where}.defines")
+
+
+def _refuse_clock(text: str, where: str) -> None:
+    """Some compilers cannot tell when a macro of the command line stands for the time."""
+    if found := _CLOCK.search(text.partition("=")[2]):
+        raise ConfigError(
+            f"{where}: {text[:100]!r} uses {found[0]}: the kernel would be another each time that it is compiled",
+            hint="leave it out, or give a fixed text",
+        )

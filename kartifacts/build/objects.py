@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from kartifacts.build.closure import Asked
 from kartifacts.build.outside import Seen, seen, unchanged
 from kartifacts.build.workspace import replace_file, share_file, storage_errors
 from kartifacts.errors import KartifactsError, VerificationError
@@ -48,6 +49,7 @@ def keep(
     suffix: str,
     *,
     search: Sequence[str] = (),
+    asked: Iterable[Asked] = (),
     since: int | None = None,
 ) -> Path:
     """Keep what a compiler made.
@@ -55,14 +57,14 @@ def keep(
     Args:
         name: the digest of all that it was made of, but for `read`.
         read: full paths of the files outside of the library that the compiler read.
-        search: the directories in which the compiler looks for headers, in order.
+        search, asked: as of `outside.seen`.
         since: when the compiler started, in nanoseconds.
 
     Raises:
-        BuildError: one of `read` cannot be read any more.
+        BuildError: as of `outside.seen`.
         StoreError: it cannot be written.
     """
-    outside = seen(read, search, since=since)
+    outside = seen(read, search, asked=asked, since=since)
     with storage_errors(output, "read in"):
         digest = sha256(read_regular(output, MAX_OBJECT))
     place = _home(workspace, name) / f"{digest}{suffix}"

@@ -14,8 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kartifacts.build.closure import relative
-from kartifacts.build.stamps import Stamp, homes, is_file, is_settled, stamp_of
+from kartifacts.build.closure import Asked, relative
+from kartifacts.build.stamps import Stamp, homes, is_file, is_settled, plain, stamp_of
+from kartifacts.build.toolchains import directives
 from kartifacts.errors import BuildError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import sha256
@@ -72,24 +73,35 @@ def outside(root: Path, read: Iterable[str]) -> list[str]:
     return [os.path.join(root, name) for name in read if relative(root, name) is None]
 
 
-def seen(paths: Iterable[str], search: Sequence[str] = (), *, since: int | None = None) -> list[Seen]:
+def seen(
+    paths: Iterable[str], search: Sequence[str] = (), *, asked: Iterable[Asked] = (), since: int | None = None
+) -> list[Seen]:
     """Look at files that a compiler has read.
 
     Args:
         search: the directories in which it looks for headers, in their order, as it spells them.
+        asked: what the library's own sources asked for.
         since: when it started, in nanoseconds; what was changed later may not be what it read.
 
     Raises:
-        BuildError: one can no longer be read.
+        BuildError: one can no longer be read, or makes an assembler read another file.
     """
     found: list[Seen] = []
     missed: set[str] = set()
+    there: set[str] = set()  # files of which it may matter that they are there, whatever they hold
+    for name, further in asked:
+        _ask(name, search, further, missed, there)
     _real.cache_clear()
     homes = [(place, _real(place)) for place in search]
-    for path in sorted(set(map(os.path.abspath, paths))):
+    read = set(map(plain, paths))
+    for path in sorted(read):
         file, text = _look(path, since)
         found.append(file)
         missed.update(_looked_for(path, text, homes))
+        for further, quoted, angled in _ASKED.findall(text):
+            looked_in = ((os.path.dirname(path),) if quoted else ()) + (*search,)
+            _ask(os.fsdecode(quoted or angled), looked_in, bool(further), missed, there)
+    found += (_look(path, None)[0] for path in sorted({*map(plain, there)} - read))
     return found + _absent(missed)
 
 
@@ -128,6 +140,11 @@ def _look(path: str, since: int | None) -> tuple[Seen, bytes]:
         text = read_regular(path, MAX_HEADER)
     except OSError as error:
         raise BuildError(f"{path!r} was read by the compiler and cannot be read: {error.strerror or error}") from error
+    if directive := directives.assembler(text):
+        raise BuildError(
+            f"{path!r} uses {directive}, by which an assembler reads a file that nothing tells of",
+            hint="include data as an array in a header of the library",
+        )
     changed = since is not None and (not now or now[-1] > since)
     return Seen(_stored(path), now if settled else (), UNKNOWN if changed else sha256(text)), text
 
@@ -142,13 +159,23 @@ def _looked_for(path: str, text: bytes, homes: Sequence[tuple[str, str]]) -> Ite
         yield from (os.path.join(place, real[length + 1 :]) for place, _ in homes[:number])
     for name in map(os.fsdecode, _QUOTED.findall(text)):
         yield os.path.join(home, name)
-    for name in map(os.fsdecode, _ASKED.findall(text)):
-        yield from (os.path.join(place, name) for place in (home, *(place for place, _ in homes)))
+
+
+def _ask(name: str, places: Iterable[str], further: bool, missed: set[str], there: set[str]) -> None:
+    """Where a compiler looks that is asked whether there is a header: in vain, and where one is."""
+    for place in places:
+        path = os.path.join(place, name)
+        if not is_file(path):
+            missed.add(path)
+            continue
+        there.add(path)
+        if not further:
+            break
 
 
 _real = cache(os.path.realpath)  # for one call of `seen`
-_QUOTED = re.compile(rb'#[ \t]*include(?:_next)?[ \t]*"([^"\n]+)"')
-_ASKED = re.compile(rb'__has_include(?:_next)?[ \t]*\([ \t]*["<]([^">\n]+)[">]')
+_QUOTED = re.compile(rb'(?:#|%:)[ \t]*include(?:_next)?[ \t]*"([^"\n]+)"')
+_ASKED = re.compile(rb'__has_(?:include|embed)(_next)?(?:__)?[ \t]*\([ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)')
 
 
 def _absent(paths: Iterable[str]) -> list[Seen]:
@@ -166,7 +193,7 @@ def _absent(paths: Iterable[str]) -> list[Seen]:
 
 
 def _stored(path: str) -> str:
-    path = os.path.abspath(path).encode("utf-8", "backslashreplace").decode()  # JSON holds no other names
+    path = plain(path).encode("utf-8", "backslashreplace").decode()  # JSON holds no other names
     return _ENVIRONMENT + path[len(sys.prefix) :] if f"{path}/".startswith(f"{sys.prefix}/") else path
 
 

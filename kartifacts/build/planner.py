@@ -40,6 +40,7 @@ class _Object:
     root: str
     unit: Unit
     reached: tuple[Source, ...]
+    asked: frozenset[closure.Asked]
     depfile: Path
 
 
@@ -84,7 +85,7 @@ class Plan:
         self._launchers: dict[str, _Launcher] = {}
         self._kernels: dict[str, _Kernel] = {}
         self._kept: dict[str, Path] = {}  # name of an object → where it is kept
-        self._closures: dict[tuple[str, str], tuple[Source, ...]] = {}
+        self._closures: dict[tuple[str, str], tuple[tuple[Source, ...], frozenset[closure.Asked]]] = {}
         self._outside: dict[str, list[Seen]] = {}
 
     # -- what is to be done --------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Plan:
 
     def _object(self, spec: Spec, unit: Unit) -> str:
         """The name of the object of `unit`: it is kept, or made by a step that is added here."""
-        reached = self._closure(spec, unit.source)
+        reached, asked = self._closure(spec, unit.source)
         identity = {
             "source": unit.source,
             "reached": {source.path: source.sha256 for source in reached},
@@ -174,7 +175,7 @@ class Plan:
             return name
         output = self.staging / "objects" / f"{name}{unit.suffix}"
         depfile = output.with_suffix(".d")
-        self._objects[name] = _Object(output, spec.root, unit, reached, depfile)
+        self._objects[name] = _Object(output, spec.root, unit, reached, asked, depfile)
         self.compiled.add(name)
         shared = unit.source in spec.device.host_sources
         title = f"compiling {unit.source}" + ("" if shared else f" of {spec.uri} for {spec.arch}")
@@ -205,11 +206,13 @@ class Plan:
         """Where an object lies, or will lie once the step that makes it has run."""
         return self._objects[name].output if name in self._objects else self._kept[name]
 
-    def _closure(self, spec: Spec, source: str) -> tuple[Source, ...]:
+    def _closure(self, spec: Spec, source: str) -> tuple[tuple[Source, ...], frozenset[closure.Asked]]:
         found = self._closures.get((spec.root, source))
         if found is None:
-            found = self._closures[spec.root, source] = closure.reached(Path(spec.root), [source])
-        if not set(found) <= set(spec.sources):
+            asked: set[closure.Asked] = set()
+            reached = closure.reached(Path(spec.root), [source], asked=asked)
+            found = self._closures[spec.root, source] = reached, frozenset(asked)
+        if not set(found[0]) <= set(spec.sources):
             raise BuildError(f"the sources of {spec.uri} have changed since they were read", hint="run it again")
         return found
 
@@ -240,6 +243,7 @@ class Plan:
                 _outside(made, step),
                 step.output.suffix,
                 search=search.places(self.settings, Path(made.root), made.unit),
+                asked=made.asked,
                 since=ran.began,
             )
         elif step.name in self._launchers:

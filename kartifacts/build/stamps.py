@@ -38,6 +38,17 @@ def is_file(path: str) -> bool:
     return os.path.lexists(path) and not os.path.isdir(path)
 
 
+def plain(path: str) -> str:
+    """A path to the same file without ``..``, which behind a link to a directory is not where the text has it."""
+    short = os.path.abspath(path)
+    if ".." in path.split("/"):
+        try:
+            return short if os.path.samefile(path, short) else os.path.realpath(path)
+        except OSError:
+            return os.path.realpath(path)
+    return short
+
+
 def homes(paths: Iterable[str]) -> set[str]:
     """The directories of which one changes as soon as there is a file at one of `paths`, where there is none now."""
     found: set[str] = set()

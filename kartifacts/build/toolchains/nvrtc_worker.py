@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator
 
 TYPE_CHECKING = False  # importing it takes a tenth of what a worker needs to start
 if TYPE_CHECKING:
-    from kartifacts.build.toolchains import worker
+    from kartifacts.build.toolchains import directives, worker
 else:
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    import directives
     import worker
 
 _INVALID_OPTION = 5
@@ -29,10 +30,6 @@ _SINCE_NO_CACHE = (12, 9)
 _LOCATED = ("--device-debug", "-G", "--generate-line-info", "-lineinfo")  # who asks for these wants to find sources
 _DIRECTORIES = "/proc/self/fd"
 _FIRST = 100  # number of the first descriptor that stands for a directory of headers
-_INCLUDED = re.compile(
-    rb'^[ \t]*#[ \t]*(?:include|include_next|import|embed)\b[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE
-)
-_CLOCKS = re.compile(rb'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\b(__(?:DATE|TIME|TIMESTAMP)__)\b', re.DOTALL)
 _MISSING = re.compile(r'(open source file "([^"\n]+)".*)')
 _LIBC = re.compile(
     r"(assert|ctype|errno|float|inttypes|limits|math|signal|stdarg|stdbool|stddef|stdint|stdio|stdlib|string|time)\.h"
@@ -226,26 +223,29 @@ def reached(source: str, places: Iterable[str]) -> list[str]:
             continue
         found[path] = None
         with open(path, "rb") as file:
-            content = file.read().replace(b"\\\n", b"")
+            content = file.read()
         _refuse_clocks(path, content)
-        for quoted, angled in _INCLUDED.findall(content):
-            name = os.fsdecode(quoted or angled)
-            for place in (*((os.path.dirname(path),) if quoted else ()), *places):
-                if os.path.isfile(there := os.path.normpath(os.path.join(place, name))):
-                    waiting.append(there)
-                    break
+        for wanted in directives.wanted(content):
+            name = os.fsdecode(wanted.name)
+            for place in (*((os.path.dirname(path),) if wanted.quoted else ()), *places) if wanted.plain else ():
+                if os.path.isfile(there := os.path.join(place, name)):
+                    waiting.append(_plain(there))
+                    if not wanted.further:
+                        break
     return list(found)
+
+
+def _plain(path: str) -> str:
+    """Without `..`, unless that leads elsewhere."""
+    short = os.path.normpath(path)
+    return short if os.path.samefile(path, short) else path
 
 
 def _refuse_clocks(path: str, content: bytes) -> None:
     """What -Werror=date-time does in other compilers; NVRTC lets nobody define these macros."""
-    if b"__TIME" in content or b"__DATE__" in content:
-        for named in _CLOCKS.finditer(content):
-            if named[1]:
-                line = content.count(b"\n", 0, named.start()) + 1
-                raise worker.Failed(
-                    f"{path}({line}): error: {named[1].decode()} makes another image each time that it is compiled"
-                )
+    if clock := directives.clock(content):
+        name, line = clock
+        raise worker.Failed(f"{path}({line}): error: {name} makes another image each time that it is compiled")
 
 
 def _rule(output: str, files: Iterable[str]) -> bytes:

@@ -52,6 +52,7 @@ _REFUSED = (
         re.compile(r"-o.*|-c|-S|-E|-M[A-Z]*|--output-(file|directory)(=.*)?|--?(ptx|cubin|fatbin|preprocess|compile)"),
         "what is made, and where, is decided by the build",
     ),
+    (re.compile(r"[^=]*=.*\b__(DATE|TIME|TIMESTAMP)__\b.*"), "the kernel would be another each time that it is compiled"),
     (re.compile(r"@.*|--?(options-file|optf)(=.*)?"), "flags in a file cannot be seen"),
 )
 _NATIVE = re.compile(r"-m(arch|tune|cpu)=native\b")
