@@ -1,6 +1,7 @@
 """From a spec to a loaded kernel: this process, what was built here before, or building it now, whatever its toolchain.
 
-What is kept belongs to who made it: a kernel that was compiled with flags of the settings' is found under the same
+What is kept belongs to who made it: where a compiler is here and may compile, only what this very one has made is used;
+where none is or may, what any has made.  A kernel that was compiled with flags of the settings' is found under the same
 settings only, and a kept kernel that does not load is built once more, where it may be.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -109,9 +110,10 @@ def usable(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Iterator[
         log.warning("KARTIFACTS_DISK_CACHE=off: %s is not looked for among what was built here before", spec.uri)
         refusals.append(Refusal(BEFORE, "not looked at: KARTIFACTS_DISK_CACHE=off"))
         return
-    found = False
+    found, toolchain = False, None
     try:
-        for built in builder.every_built(spec, settings, _demanded(spec, settings)):
+        toolchain = _demanded(spec, settings)
+        for built in builder.every_built(spec, settings, toolchain):
             found = True
             lacking = host.unmet(built.needs, built.machine)
             if lacking is None:
@@ -122,13 +124,30 @@ def usable(spec: Spec, settings: Settings, refusals: list[Refusal]) -> Iterator[
     except (StoreError, NoCompiler) as error:  # it is for who builds to say that this stands in the way
         refusals.append(Refusal(BEFORE, error.message))
     else:
-        refusals += [] if found else [Refusal(BEFORE, f"nothing for {spec.arch}")]
+        by = "" if toolchain is None else " by the compiler that is here"
+        refusals += [] if found else [Refusal(BEFORE, f"nothing for {spec.arch}{by}")]
 
 
 def _demanded(spec: Spec, settings: Settings) -> Toolchain | None:
-    """The toolchain whose kernel alone will do; None where any compiler's will."""
+    """The toolchain whose kernel alone will do; None where nothing can be compiled here, and any compiler's will.
+
+    Raises:
+        ConfigError: the settings ask for what cannot be given.
+        NoCompiler: there is none, and the settings name the one that is to be used.
+    """
     if settings.overrides or settings.cuda_compiler != "auto":
         return toolchains.find(spec.device.toolchain, settings)
+    if refused(settings) is not None or not os.access(settings.workspace, os.W_OK):
+        return None
+    try:
+        with suppress(ConfigError):  # as that of an older toolkit, which knows no such GPU
+            toolchain = toolchains.find(spec.device.toolchain, settings)
+            toolchain.check(spec)
+            toolchain.made_with(spec)  # which looks for the compiler of its launcher
+            return toolchain
+    except NoCompiler as error:
+        if any(refusal.place.startswith("KARTIFACTS_") for refusal in error.searched):
+            raise
     return None
 
 
@@ -146,17 +165,33 @@ def explain(spec: Spec, settings: Settings) -> list[Refusal]:
     rows: list[Refusal] = []
     try:
         if built := next(usable(spec, settings, rows), None):
-            rows.append(Refusal(BEFORE, f"fits: {built.path}"))
+            rows.append(Refusal(BEFORE, f"fits: {built.path}{_of_another(spec, built, settings)}"))
         else:
             rows += [Refusal(BEFORE, text) for text in _nearest(spec, settings)]
         if forbidden := refused(settings):
             return [*rows, Refusal("JIT", f"refused: {forbidden}")]
         toolchain = toolchains.find(spec.device.toolchain, settings)
         toolchain.check(spec)
+        made_of = _made_of(toolchain.made_with(spec))
     except (NoCompiler, ConfigError) as error:
         return [*rows, Refusal("JIT", str(error))]
-    made_of = ", ".join(f"{name} {value}" for name, value in sorted(toolchain.made_with(spec).items()))
     return [*rows, Refusal("JIT", f"would compile {spec.uri} for {spec.arch} ({made_of})")]
+
+
+def _of_another(spec: Spec, built: BuiltKernel, settings: Settings) -> str:
+    """Says of a kept kernel by which compiler it is, if that is not the one that is here."""
+    by = f"{built.toolchain.get('kind', 'compiler')} {built.toolchain.get('version', 'of no known version')}"
+    try:
+        made_with = toolchains.find(spec.device.toolchain, settings).made_with(spec)
+    except (NoCompiler, ConfigError):
+        return f", by {by}; no such compiler is here"
+    if spec.key(made_with) == built.key:
+        return ""
+    return f", by {by}: another compiler than is here ({_made_of(made_with)})"
+
+
+def _made_of(made_with: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(made_with.items()))
 
 
 def _nearest(spec: Spec, settings: Settings) -> list[str]:

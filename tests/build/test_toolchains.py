@@ -151,13 +151,71 @@ def test_a_damaged_record_of_a_probe_is_not_believed(make_settings: MakeSettings
 def test_what_silently_changes_the_output_does_not_reach_a_compiler(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CPATH", "NVCC_APPEND_FLAGS", "CPLUS_INCLUDE_PATH", "DEPENDENCIES_OUTPUT"):
+    for name in ("CPATH", "NVCC_APPEND_FLAGS", "CPLUS_INCLUDE_PATH", "DEPENDENCIES_OUTPUT", "PTXAS_FLAGS"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("KEPT", "y")
     env = probe.environment(make_settings(PATH="/some/path"))
     assert "x" not in env.values()
     assert (env["LC_ALL"], env["KEPT"], env["PATH"].split(":")[0]) == ("C", "y", "/some/path")
+
+
+@pytest.mark.parametrize("variable", ["COMPILER_PATH", "GCC_EXEC_PREFIX"])
+def test_parts_of_another_compiler_that_a_variable_names_are_not_started(
+    make_spec: Callable[..., Spec],
+    make_settings: MakeSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variable: str,
+) -> None:
+    calls = tmp_path / "calls"
+    for name in ("as", "ld", "cc1plus", "collect2"):
+        script(tmp_path / "parts" / name, f"echo {name} >> {calls}; exit 1")
+    monkeypatch.setenv(variable, f"{tmp_path}/parts/")
+    settings = make_settings()
+    program = cxx.discover(settings).place
+    source = tmp_path / "empty.cpp"
+    source.touch()
+    bare = subprocess.run([program, "-c", source, "-o", tmp_path / "o"], capture_output=True, check=False)
+    assert bare.returncode != 0
+    calls.unlink()  # it was started
+    compile_specs([make_spec()], settings)
+    assert not calls.exists()
+
+
+def test_libraries_are_not_looked_for_where_a_variable_says(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = make_settings()
+    program, source = cxx.discover(settings).place, tmp_path / "empty.cpp"
+    source.touch()
+    (tmp_path / "libstray.a").write_bytes(b"!<arch>\n")
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path))
+    command: list[str | Path] = [program, "-shared", source, "-lstray", "-o", tmp_path / "o"]
+    statuses = [
+        subprocess.run(command, env=env, capture_output=True, check=False).returncode
+        for env in (None, probe.environment(settings))
+    ]
+    assert (statuses[0], statuses[1] != 0) == (0, True)
+
+
+@pytest.mark.nvcc
+def test_what_nvcc_adds_from_variables_reaches_none_of_its_parts(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, toolkit: Path
+) -> None:
+    """Its nvcc.profile adds to variables of the environment, which nvcc then gives to its parts."""
+    names = ("PTXAS_FLAGS", "CUDAFE_FLAGS", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES", "NVLINK_FLAGS")
+    for name in (*names, "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"):
+        monkeypatch.setenv(name, "-DKART_STRAY")
+    source = tmp_path / "empty.cu"
+    source.touch()
+    command: list[str | Path] = [toolkit / "bin/nvcc", "--dryrun", source, "-o", tmp_path / "o"]
+    said = [
+        subprocess.run(command, env=env, capture_output=True, check=True, text=True).stderr
+        for env in (None, probe.environment(make_settings()))
+    ]
+    assert "KART_STRAY" in said[0]
+    assert "KART_STRAY" not in said[1]
 
 
 def test_a_cpu_of_another_kind_is_refused_before_anything_is_compiled(

@@ -237,7 +237,8 @@ def test_who_shares_a_workspace_loads_its_own_and_leaves_that_of_others(
     for policy in ("never", "auto"):
         kernel = machine.registry(libraries=[tiny], cxx=compiler.path, jit=policy).load(**ANSWER)
         assert (kernel.origin, kernel.path, kernel()) == ("built here before", own.path, 7000)
-        assert any(words in refusal.reason for refusal in kernel.refusals)
+        looked_at = any(words in refusal.reason for refusal in kernel.refusals)
+        assert looked_at == (policy == "never")  # else only what the compiler here has made
     assert compiler.compiled == 1
 
     shutil.rmtree(own.path.parent)
@@ -246,6 +247,81 @@ def test_who_shares_a_workspace_loads_its_own_and_leaves_that_of_others(
     kernel = machine.registry(libraries=[tiny], cxx=compiler.path).load(**ANSWER)
     assert (kernel.origin, kernel()) == ("jit", 7000)
     assert other.exists()
+
+
+@pytest.fixture
+def compilers(tmp_path: Path) -> list[Compiler]:
+    """Two that make the same, and say that they are of other versions."""
+    made = [Compiler(tmp_path / name) for name in ("first", "second")]
+    for number, each in enumerate(made):
+        each.first.write_text(f'[ "$1" = --version ] && echo "g++ (Test) {number}.0" && exit 0\n')
+    return made
+
+
+def test_what_another_compiler_made_is_compiled_again_beside_it(
+    machine: Machine, tiny: Path, compilers: list[Compiler]
+) -> None:
+    first, second = compilers
+    loaded = [machine.registry(libraries=[tiny], cxx=each.path).load(**ANSWER) for each in (first, second)]
+    assert [kernel.origin for kernel in loaded] == ["jit", "jit"]
+    assert loaded[0].path != loaded[1].path
+    assert any("by the compiler that is here" in refusal.reason for refusal in loaded[1].refusals)
+    starts = [each.starts for each in compilers]
+    for each, kernel in zip(compilers, loaded, strict=True):
+        again = machine.registry(libraries=[tiny], cxx=each.path).load(**ANSWER)
+        assert (again.origin, again.path, again()) == ("built here before", kernel.path, 7000)
+    assert [each.starts for each in compilers] == starts  # what they are is remembered
+
+
+def test_a_compiler_that_was_replaced_compiles_again(machine: Machine, tiny: Path, compilers: list[Compiler]) -> None:
+    """As the upgrade of a system does it, or a toolkit put in the place of another, with nothing named by anyone."""
+    first, second = compilers
+    path = f"{first.path.parent}:{os.environ['PATH']}"
+    before = machine.registry(libraries=[tiny], PATH=path).load(**ANSWER)
+    first.path.write_text(second.path.read_text())
+    after = machine.registry(libraries=[tiny], PATH=path).load(**ANSWER)
+    assert (before.origin, after.origin, second.compiled) == ("jit", "jit", 1)
+
+
+@pytest.mark.parametrize("policy", [{"jit": "never"}, {"offline": 1}, {"PATH": "/nowhere"}], ids=str)
+def test_where_nothing_can_be_compiled_what_another_compiler_made_is_used_and_explain_says_so(
+    machine: Machine, tiny: Path, compilers: list[Compiler], policy: dict[str, Any]
+) -> None:
+    first, second = compilers
+    made = machine.registry(libraries=[tiny], cxx=first.path).load(**ANSWER)
+    registry = machine.registry(libraries=[tiny], **({} if "PATH" in policy else {"cxx": second.path}), **policy)
+    kernel = registry.load(**ANSWER)
+    assert (kernel.origin, kernel.path, kernel()) == ("built here before", made.path, 7000)
+    [said] = [row.reason for row in registry.explain(**ANSWER) if row.reason.startswith("fits: ")]
+    assert "by cxx gcc (Test) 0.0" in said
+    assert ("no such compiler is here" if "PATH" in policy else "another compiler than is here") in said
+    assert second.compiled == 0
+    own = machine.registry(libraries=[tiny], cxx=first.path, jit="never").explain(**ANSWER)
+    assert [f"fits: {made.path}"] == [row.reason for row in own if row.reason.startswith("fits: ")]
+
+
+@pytest.mark.parametrize("named", ["/nonexistent/g++", "no-such-compiler", "/bin/true", "/bin/false"])
+def test_a_compiler_that_was_named_and_is_none_is_an_error_whatever_was_kept(
+    machine: Machine, tiny: Path, published: Released, named: str
+) -> None:
+    machine.registry(libraries=[tiny]).load(**ANSWER)
+    with pytest.raises(NoCompiler, match="KARTIFACTS_CXX"):
+        machine.registry(libraries=[tiny], cxx=named).load(**ANSWER)
+    kept = machine.registry(libraries=[tiny], cxx=named, jit="never").load(**ANSWER)
+    assert kept.origin == "built here before"
+    settings: dict[str, Any] = {"lock": published.lock_file, "mirrors": published.path}
+    fetched = machine.registry(libraries=[tiny], cxx=named, **settings).load(**ANSWER)
+    assert fetched.origin == f"file://{published.path}"
+
+
+def test_a_workspace_that_is_only_read_gives_what_any_compiler_made(
+    machine: Machine, tiny: Path, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = compilers
+    made = machine.registry(libraries=[tiny], cxx=first.path).load(**ANSWER)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != machine.workspace)  # root may write anywhere
+    kernel = machine.registry(libraries=[tiny], cxx=second.path).load(**ANSWER)
+    assert (kernel.origin, kernel.path) == ("built here before", made.path)
 
 
 def test_a_kept_kernel_of_our_own_key_that_needs_more_than_is_here_is_built_again(machine: Machine, tiny: Path) -> None:

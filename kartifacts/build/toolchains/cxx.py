@@ -123,7 +123,8 @@ def discover(settings: Settings) -> Cxx:
             path = Path(os.path.abspath(found))
             facts = probe.remembered(settings, "host compiler", [path], partial(_examine, settings, path))
         except probe.Silent as error:
-            searched.append(Refusal(str(found), str(error)))
+            place = f"KARTIFACTS_CXX={settings.cxx}" if settings.cxx else str(found)
+            searched.append(Refusal(place, str(error)))
             continue
         ffi, version = _ffi()
         return Cxx(path, {**facts, "tvm_ffi": version}, ffi, options)
@@ -136,6 +137,8 @@ def _examine(settings: Settings, path: Path) -> tuple[probe.Facts, list[Path]]:
     # A compiler calls itself by the name it was started by.
     version = banner if banner.startswith(("clang", "Apple", "Debian clang", "Ubuntu clang")) else _without_name(banner)
     machine = probe.ask(settings, path, "-dumpmachine").strip()
+    if not banner or not machine:
+        raise probe.Silent(f"{path} is no compiler: it does not say {'for which machine' if banner else 'its version'}")
     parts = {name: _part(settings, path, name) for name in ("cc1plus", "ld")}
     linker = "unknown"
     if parts["ld"] is not None:

@@ -20,9 +20,18 @@ log = logging.getLogger(__name__)
 
 # They change what a compiler makes, and are in no key.
 _DROPPED = (
-    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "DEPENDENCIES_OUTPUT",
-    "SUNPRO_DEPENDENCIES", "GCC_EXEC_PREFIX", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN",
-    "MAKEFLAGS", "LD_RUN_PATH", "CCC_OVERRIDE_OPTIONS",
+    # gcc, clang and collect2: where parts, headers and libraries are, further options, and files that they write
+    "COMPILER_PATH", "GCC_EXEC_PREFIX", "LIBRARY_PATH", "LPATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+    "OBJC_INCLUDE_PATH", "OBJCPLUS_INCLUDE_PATH", "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "GCC_COMPARE_DEBUG",
+    "CCC_OVERRIDE_OPTIONS", "QA_OVERRIDE_GCC3_OPTIONS", "COLLECT_GCC", "COLLECT_GCC_OPTIONS", "COLLECT_LTO_WRAPPER",
+    # GNU ld
+    "LD_RUN_PATH", "LDEMULATION", "GNUTARGET",
+    # nvcc, the variables that its nvcc.profile adds to included
+    "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "INCLUDES", "SYSTEM_INCLUDES", "LIBRARIES",
+    "CUDAFE_FLAGS", "PTXAS_FLAGS", "NVLINK_FLAGS",
+    # ccache, where the compiler is a link to it
+    "CCACHE_COMPILER", "CCACHE_CC",
+    "MAKEFLAGS",
 )  # fmt: skip
 _MAX_RECORD = 1 << 20  # bytes
 _TIMEOUT = 30.0  # seconds that a tool may take to say its version
