@@ -32,31 +32,43 @@ _BOM = b"\xef\xbb\xbf"
 _SPLICE = re.compile(rb"\\\r?\n")
 _BLANK = rb"[ \t\v\f]*"
 _NAMED = rb"include|include_next|__include_macros|import|embed"
-_ASKING = rb"__has_(include|include_next|embed)(?:__)?"
-_RAW = rb'(?<!\w)(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
-# One without an end lasts until the end of its line, as compilers have it.
-_LITERAL = rb'"(?:\\[^\n]|[^"\\\n])*"?' + rb"|'(?:\\[^\n]|[^'\\\n])*'?" + rb"|(?<!\w)\d(?:'?[\w.])*"
-_COMMENT = rb"//[^\n]*|/\*.*?(?:\*/|\Z)"
-_CLOCK = rb"\b__(?:DATE|TIME|TIMESTAMP)__\b"
-_HEADER = rb"\b(?:" + _NAMED + rb"|" + _ASKING.replace(b"(", b"(?:", 1) + _BLANK + rb"\()" + _BLANK + rb"<[^>\n]*>"
-
-_KEPT = re.compile(rb"(?P<raw>" + _RAW + rb")|(?P<kept>" + _LITERAL + rb"|" + _HEADER + rb")|" + _COMMENT, re.DOTALL)
+_HAS = rb"_has_(?:include|include_next|embed)(?:__)?"
+_WORDS = b"include", b"import", b"embed"  # nothing behind the last of these matters
+_NUMBER = rb"(?<=[0-9])(?<![\w.][0-9])[\w.]*(?:'[\w.]+)+"
+# Each begins with one of a few characters, which makes the search ten times as fast; a text without an end lasts until
+# the end of its line, as compilers have it.
+_MARKS = re.compile(
+    rb"""["'/R0-9#%_](?:"""
+    rb"(?<=/)(?:/[^\n]*|\*.*?(?:\*/|\Z))"
+    rb'|(?<=")(?:\\[^\n]|[^"\\\n])*"?'
+    rb"|(?<=')(?:\\[^\n]|[^'\\\n])*'?"
+    rb'|(?<=R)(?:(?<!\wR)|(?<=\bu8R)|(?<=\b[uUL]R))"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
+    rb"|" + _NUMBER +
+    rb"|(?<=[#%]):?" + _BLANK + rb"(?:" + _NAMED + rb")" + _BLANK + rb"<[^>\n]*>"
+    rb"|(?<=_)(?<!\w_)" + _HAS + _BLANK + rb"\(" + _BLANK + rb"<[^>\n]*>"
+    rb")",
+    re.DOTALL,
+)  # fmt: skip
 _INCLUDED = re.compile(
     rb"^" + _BLANK + rb"(?:#|%:|\?\?=)" + _BLANK + rb"(" + _NAMED + rb")\b" + _BLANK +
     rb'(?:"([^"\n]+)"|<([^>\n]+)>|(\S[^\n]*))', re.MULTILINE,
 )  # fmt: skip
 # What defines such a macro for a compiler that has none, and what stands in a text, asks for nothing.
 _ASKED = re.compile(
-    rb"^" + _BLANK + rb"(?:#|%:)" + _BLANK + rb"define[ \t]+" + _ASKING.replace(b"(", b"(?:", 1) + rb"\([^\n)]*\)|" +
-    _LITERAL + rb"|\b" + _ASKING + _BLANK + rb"\(" + _BLANK + rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n)]*))', re.MULTILINE,
+    rb"^" + _BLANK + rb"(?:#|%:)" + _BLANK + rb"define[ \t]+_" + _HAS + rb"\([^\n)]*\)"
+    rb'|"(?:\\[^\n]|[^"\\\n])*"?'
+    rb"|\b__has_(include|include_next|embed)(?:__)?" + _BLANK + rb"\(" + _BLANK +
+    rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n)]*))', re.MULTILINE,
 )  # fmt: skip
-_CLOCKS = re.compile(_RAW + rb"|" + _LITERAL + rb"|" + _COMMENT + rb"|(?P<clock>" + _CLOCK + rb")", re.DOTALL)
+_CLOCK = re.compile(rb"\b__(?:DATE|TIME|TIMESTAMP)__\b")
 _ASSEMBLER = re.compile(rb"\.(incbin)\b|\.(include)(?:\s|\\[tn])*\\*\"")
 
 
 def wanted(text: bytes) -> Iterator[Wanted]:
     """Every file that `text` includes, embeds or asks for; what stands in a comment or a text does not count."""
-    plain = _KEPT.sub(rb"\g<kept> ", _spliced(text))
+    text = _spliced(text)
+    last = max(map(text.rfind, _WORDS))
+    plain = _MARKS.sub(_directive, text[: text.find(b"\n", last) + 1 or None]) if last >= 0 else b""
     for found in _INCLUDED.findall(plain):
         yield Wanted(*found, asked=False)
     if b"__has_" in plain:
@@ -69,19 +81,33 @@ def clock(text: bytes) -> tuple[str, int] | None:
     """The first macro in `text` that tells when it is compiled, and its line; None if there is none."""
     text = _spliced(text)
     if b"__TIME" in text or b"__DATE__" in text:
-        for found in _CLOCKS.finditer(text):
-            if found["clock"]:
-                return found["clock"].decode(), text.count(b"\n", 0, found.start()) + 1
+        code = _MARKS.sub(_lines, text)
+        if found := _CLOCK.search(code):
+            return found[0].decode(), code.count(b"\n", 0, found.start()) + 1
     return None
 
 
 def assembler(text: bytes) -> str | None:
     """A directive of the assembler in `text` that reads a file; None if there is none."""
     if b".incbin" in text or b".include" in text:
-        found = _ASSEMBLER.search(_KEPT.sub(rb"\g<raw>\g<kept> ", _spliced(text)))
+        found = _ASSEMBLER.search(_MARKS.sub(_no_comment, _spliced(text)))
         if found:
             return f".{(found[1] or found[2]).decode()}"
     return None
+
+
+def _no_comment(found: re.Match[bytes]) -> bytes:
+    return b" " if found[0].startswith(b"/") else found[0]
+
+
+def _directive(found: re.Match[bytes]) -> bytes:
+    """What a directive may be made of: no comment, and no text over several lines, which begins with R."""
+    return b" " if found[0].startswith((b"/", b"R")) else found[0]
+
+
+def _lines(found: re.Match[bytes]) -> bytes:
+    """Nothing but as many lines."""
+    return b" " + b"\n" * found[0].count(b"\n")
 
 
 def _spliced(text: bytes) -> bytes:
