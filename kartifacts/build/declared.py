@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 import sys
 from pathlib import Path
@@ -19,9 +20,18 @@ from kartifacts.model.spec import FamilyDecl, OpDecl, check_family
 
 DECLARATION = "op.toml"
 MAX_DECLARATION = 1 << 20  # bytes of an op.toml
+MAX_COMBINATIONS = 100_000  # of the values of an op's axes; each is a kernel
 MAX_NAME = 200  # characters of an op and its axes, which become the name of a file
 TAKEN = frozenset({"arch", "exports", "origin", "path", "refusals", "uri"})  # attributes of a loaded kernel
 _TOOLCHAINS = {"cpu": ("cxx",), "cuda": ("nvrtc", "nvcc", "triton", "cutedsl"), "hip": ("triton",)}
+_OUTPUTS = {  # the first is what is made where none is named
+    "cxx": ("object",),
+    "nvcc": ("object", "image"),
+    "nvrtc": ("image",),
+    "triton": ("image",),
+    "cutedsl": ("object",),
+}
+MAX_MAJOR = 99  # of CUDA archs; 12 is the highest that there is
 _AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 _EXPORT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -56,6 +66,10 @@ def declared(content: dict[str, Any], what: str) -> FamilyDecl:
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
     try:
+        if not decl.op:
+            raise ConfigError(f"{what}: the family {decl.family!r} declares no op")
+        for op in decl.op:
+            _check_number(op, what)
         check_family(decl, what=what)
         for op in decl.op:
             _check_op(op, what)
@@ -82,6 +96,18 @@ def _check_exports(op: OpDecl, what: str) -> None:
             )
 
 
+def _check_number(op: OpDecl, what: str) -> None:
+    """Refuse an op of more kernels than anybody can build, before they are listed."""
+    number = math.prod(map(len, op.axes.values()))
+    if number > MAX_COMBINATIONS:
+        listed = " times ".join(f"{len(values)} of {axis}" for axis, values in op.axes.items())
+        raise ConfigError(
+            f"{what}: {op.name} has {number} combinations of its axes' values ({listed[:200]}); "
+            f"expected at most {MAX_COMBINATIONS}",
+            hint="list fewer values, or divide the op",
+        )
+
+
 def _check_op(op: OpDecl, what: str) -> None:
     for axis, values in op.axes.items():
         for text in (axis, *values):
@@ -101,6 +127,9 @@ def _check_op(op: OpDecl, what: str) -> None:
         if device.toolchain not in _TOOLCHAINS[kind]:
             expected = " or ".join(map(repr, _TOOLCHAINS[kind]))
             raise ConfigError(f"{where}.toolchain: expected {expected}, got {device.toolchain!r}")
+        if device.output and device.output not in (made := _OUTPUTS[device.toolchain]):
+            expected = " or ".join(f"an {one}" for one in made)
+            raise ConfigError(f"{where}.output: {device.toolchain} makes {expected}, not an {device.output[:80]}")
         if len(device.sources) > 1 and (device.output == "image" or device.toolchain == "nvrtc"):
             raise ConfigError(
                 f"{where}.sources: an image is made of one source, got {', '.join(device.sources)}",
@@ -115,3 +144,10 @@ def _check_op(op: OpDecl, what: str) -> None:
             check_define(define, where)
         if device.min_arch and parse_arch(device.min_arch).kind != kind:
             raise ConfigError(f"{where}.min_arch: {device.min_arch!r} is no {kind} arch")
+        if device.majors and kind != "cuda":
+            raise ConfigError(f"{where}.majors says nothing: it is about archs of CUDA")
+        for major in device.majors:
+            if not 0 < major <= MAX_MAJOR or device.majors.count(major) > 1:
+                raise ConfigError(
+                    f"{where}.majors: expected the first number of CUDA archs, each once, got {device.majors}"
+                )

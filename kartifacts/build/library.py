@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 BUILTIN = "kartifacts"
 ENTRY_POINTS = "kartifacts.libraries"
+_LOOKED_AT = 256  # combinations of an op's axes
 
 
 class Library:
@@ -76,7 +78,7 @@ class Library:
     def find(self, op: str) -> tuple[str, OpDecl]:
         """The family and declaration of ``norm/rmsnorm``, or of ``rmsnorm`` where one family declares it."""
         found = self.matches(op)
-        if not found and (error := self.broken.get(op.rpartition("/")[0])):
+        if not found and (error := self.broken.get(op.rpartition("/")[0] or op)):
             raise error
         if len(found) != 1:
             raise _not_one(op, found, self.ops, f"library {self.name!r}")
@@ -126,6 +128,22 @@ class Library:
             reasons = "; ".join(map(str, skipped[:8]))
             raise ConfigError(f"nothing to build for {' '.join(map(str, archs)) or 'an empty arch list'}: {reasons}")
         return made, skipped
+
+    def faults(self) -> list[ConfigError]:
+        """What is wrong with the sources of each op and device, found without compiling any.
+
+        Of an op with very many combinations of its axes, the first are looked at.
+        """
+        found: dict[str, ConfigError] = {}
+        for family, decl in map(self.find, self.ops):
+            for kind in decl.device:
+                try:
+                    device = self._device(family, decl, kind)
+                    for axes in islice(combinations(decl), _LOOKED_AT):
+                        self.closure((*device.sources, *device.host_sources), dict(axes))
+                except ConfigError as error:
+                    found.setdefault(error.message, error)
+        return list(found.values())
 
     def closure(self, sources: Iterable[str], axes: Mapping[str, str] = {}) -> tuple[Source, ...]:
         """`sources` and every file of the library that they include, with content digests, sorted by path.

@@ -126,9 +126,6 @@ def _check_device(op: OpDecl, device: DeviceDecl, kind: str, where: str) -> None
             )
     if len(device.sources) != 1 or not device.sources[0].removesuffix(".jinja").endswith(".py"):
         raise ConfigError(f"{where}.sources: {toolchain} takes one file in Python, got {device.sources}")
-    made = "image" if toolchain == "triton" else "object"
-    if device.output not in ("", made):
-        raise ConfigError(f"{where}.output: {toolchain} makes an {made}, not an {device.output}")
     if device.host_sources and (toolchain == "cutedsl" or kind == "hip"):
         why = (
             "the function launches its kernels itself"

@@ -7,15 +7,18 @@ import click
 from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.errors import ConfigError
+from kartifacts.model.spec import NOT_AXES
 
 
 def parse_axes(words: tuple[str, ...]) -> dict[str, str]:
-    """``dtype=bfloat16`` words as a mapping."""
+    """``dtype=bfloat16`` words as a mapping, which can be given to `load` as keywords."""
     axes: dict[str, str] = {}
     for word in words:
         axis, equals, value = word.partition("=")
         if not equals or not axis or axis in axes:
             raise ConfigError(f"bad axis {word!r}: expected each axis once, as name=value")
+        if axis in NOT_AXES:
+            raise ConfigError(f"bad axis {word!r}: no op has an axis {axis!r}", hint="options begin with two dashes")
         axes[axis] = value
     return axes
 

@@ -26,7 +26,7 @@ from kartifacts.model.layout import check_name
 
 KEY_SCHEMA = 2
 FFI_ABI = "tvm-ffi-0.1"
-_NOT_AXES = {"self", "op", "device"}  # load() takes axes as keywords beside these
+NOT_AXES = {"self", "op", "device"}  # load() takes axes as keywords beside these
 
 
 Plain = bool | int | float | str
@@ -145,6 +145,11 @@ class Spec:
             self.device.defines[axis][value] for axis, value in self.axes if value in self.device.defines.get(axis, {})
         ]
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The libraries that its kernel may need besides the usual, as named after -l."""
+        return tuple(flag.removeprefix("-l") for flag in self.device.link_flags if flag.startswith("-l"))
+
     @cached_property
     def op_digest(self) -> Digest:
         return sha256(canonical_json(self.identity()))
@@ -216,7 +221,7 @@ def check_family(decl: FamilyDecl, *, what: str) -> FamilyDecl:
         check_name(op.name, "op")
         if names.count(op.name) > 1:
             raise ConfigError(f"{what}: the op {op.name!r} is declared twice")
-        for axis in _NOT_AXES & set(op.axes):
+        for axis in NOT_AXES & set(op.axes):
             raise ConfigError(
                 f"{what}: the op {op.name!r} has an axis named {axis!r}, which means something else in load()"
             )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -128,6 +129,12 @@ def test_a_missing_source_is_named(root: Path, make_spec: Callable[..., Spec]) -
         make_spec()
 
 
+def _many(*numbers: int) -> str:
+    """The axis of the demo, with further ones of so many values."""
+    more = [f"axes.a{place} = {[str(value) for value in range(number)]}" for place, number in enumerate(numbers)]
+    return "\n".join(['axes.size = ["small", "large"]', *more]).replace("'", '"')
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -147,6 +154,17 @@ def test_a_missing_source_is_named(root: Path, make_spec: Callable[..., Spec]) -
         ("schema = 1", "schema = 2", "schema 2"),
         ("schema = 1", "schema = ", "is not TOML"),
         ('family = "demo"', 'family = "Demo"', "bad family name"),
+        ('toolchain = "cxx"', 'toolchain = "cxx"\noutput = "image"', "cxx makes an object, not an image"),
+        ('toolchain = "cxx"', 'toolchain = "cxx"\noutput = "x"', "cxx makes an object, not an x"),
+        ('toolchain = "nvcc"', 'toolchain = "nvcc"\noutput = "x"', "nvcc makes an object or an image, not an x"),
+        ('toolchain = "nvcc"', 'toolchain = "nvrtc"\noutput = "object"', "nvrtc makes an image, not an object"),
+        ('toolchain = "cxx"', 'toolchain = "cxx"\nmajors = [9]', "cpu.majors says nothing"),
+        ('min_arch = "7.5"', "majors = [0]", "cuda.majors: expected the first number"),
+        ('min_arch = "7.5"', "majors = [9, -1]", "cuda.majors: expected the first number"),
+        ('min_arch = "7.5"', "majors = [9, 9]", "each once"),
+        (OP_TOML, 'schema = 1\nfamily = "demo"\nop = []\n', "the family 'demo' declares no op"),
+        ('axes.size = ["small", "large"]', _many(3000, 3000), "18000000 combinations"),
+        ('axes.size = ["small", "large"]', _many(*[2] * 17), "262144 combinations"),
         ('min_arch = "7.5"', 'flags = ["-march=native"]', "depend on more than the op's own files"),
         ('min_arch = "7.5"', 'flags = ["-gencode=arch=compute_89,code=sm_89"]', "depend on more"),
         ('min_arch = "7.5"', 'flags = ["-I/opt/include"]', "depend on more"),
@@ -461,6 +479,39 @@ def test_a_mistake_in_one_declaration_stops_what_is_released_and_no_other_op(
     for wanted in ([], ["demo/answer"]):
         with pytest.raises(ConfigError, match=r"more/op.toml"):
             library.specs(wanted, [CPU])
+
+
+_MORE = OP_TOML.replace('"demo"', '"more"')
+_TEMPLATE = _MORE.replace('"answer_cpu.cpp"', '"bad.cpp.jinja"').replace('"answer.cu"', '"bad.cu.jinja"')
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"more/op.toml": _TEMPLATE, "more/bad.cpp.jinja": "\n{{ unknown }}"}, r"more/bad\.cpp\.jinja:2"),
+        ({"more/op.toml": _TEMPLATE, "more/bad.cpp.jinja": "\n{{ size | dictsort }}"}, r"more/bad\.cpp\.jinja:2"),
+        ({"more/op.toml": _TEMPLATE, "more/bad.cpp.jinja": "{% if %}"}, r"more/bad\.cpp\.jinja:1"),
+        ({"more/op.toml": _TEMPLATE}, r"'more/bad\.cpp\.jinja' cannot be read"),
+        ({"more/op.toml": _MORE}, r"'more/answer_\w+\.cpp', which cannot be read"),
+        (
+            {"more/op.toml": _MORE.replace("answer_cpu.cpp", "../../answer_cpu.cpp")},
+            r"more/op\.toml.* outside the library",
+        ),
+    ],
+)
+def test_sources_of_one_op_that_are_wrong_stop_no_other_op_and_are_found_without_compiling(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    library = discover([write_library(tmp_path / "lib", files)]).find("demo/answer")
+    assert library.spec("demo/answer", {"size": "small"}, CPU).uri == "demo/answer?size=small"
+    specs, _ = library.specs(["demo/answer"], [CPU])
+    assert len(specs) == 2
+    with pytest.raises(ConfigError, match=message):
+        library.spec("more/answer", {"size": "small"}, CPU)
+    with pytest.raises(ConfigError, match=message):
+        library.specs([], [CPU])
+    assert re.search(message, "\n".join(error.message for error in library.faults()))
+    assert discover([write_library(tmp_path / "good")]).find("demo/answer").faults() == []
 
 
 # -- our headers -------------------------------------------------------------------------------------------------------

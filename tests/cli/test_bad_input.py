@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import shutil
@@ -17,7 +18,10 @@ from typing import Any
 import pytest
 
 from kartifacts import config
-from kartifacts.cli import main
+from kartifacts.build.library import Library
+from kartifacts.cli import flows, main
+from kartifacts.cli.asking import parse_axes
+from kartifacts.runtime import Registry, load
 from kartifacts.testing import Mirror, faults
 from tests.conftest import CPU_ARCHS, Answer, Compiler, Machine, Released
 
@@ -123,6 +127,10 @@ CASES: list[tuple[str, list[str], dict[str, Any], int, list[str]]] = [
     ("explain without axes", ["explain", "rmsnorm"], {}, 2, ["dtype", "bfloat16"]),
     ("explain an unknown axis", ["explain", "rmsnorm", "dtyp=float32"], {}, 2, ["'dtyp'", "dtype"]),
     ("explain a wrong value", ["explain", "rmsnorm", "dtype=float8"], {}, 2, ["float8", "float16"]),
+    ("explain an axis named device", ["explain", "rmsnorm", "device=cuda"], {}, 2, ["no op has an axis 'device'"]),
+    ("explain an axis named op", ["explain", "rmsnorm", "op=x", "dtype=float32"], {}, 2, ["no op has an axis 'op'"]),
+    ("explain an axis named self", ["explain", "rmsnorm", "self=x"], {}, 2, ["no op has an axis 'self'"]),
+    ("explain-key of device", ["explain-key", "rmsnorm", "device=x", "--arch", CPU], {}, 2, ["no op has an axis"]),
     ("explain a word", ["explain", "rmsnorm", "float32"], {}, 2, ["'float32'", "name=value"]),
     ("explain an axis twice", ["explain", "rmsnorm", "dtype=float32", "dtype=float16"], {}, 2, ["once"]),
     ("explain a device", ["explain", "rmsnorm", "dtype=float32", "--device", "tpu"], {}, 2, ["'tpu'", "cuda:N"]),
@@ -277,7 +285,7 @@ def test_another_content_under_the_same_version_is_a_conflict_and_changes_nothin
     shutil.copytree(released.path, out)
     shutil.copy(released.lock_file, lock)
     arguments = ("build", "--archs", CPU, "--ops", "silu_and_mul", "--out", out, "--lock", lock)
-    refused(machine.cli(*arguments, "--release-version", "1.0"), 10, "1.0", "under another")
+    refused(machine.cli(*arguments, "--release-version", "1.0", progress="off"), 10, "1.0", "under another")
     assert machine.cli("verify", out).code == 0
     assert lock.read_bytes() == released.lock_file.read_bytes()
     assert machine.cli(*arguments, "--release-version", "1.1").code == 0  # beside it, there is room
@@ -295,9 +303,9 @@ def test_a_build_that_cannot_make_one_promised_kernel_lists_it_and_leaves_no_rel
     )
     broken.chmod(0o755)
     arguments = ("build", "--archs", CPU, "--ops", "norm/layernorm,rmsnorm", "--out", out, "--lock", lock)
-    answer = machine.cli(*arguments, cxx=broken)
+    answer = machine.cli(*arguments, cxx=broken, progress="off")
     refused(answer, 6, f"norm/{op}?dtype=bfloat16 for {CPU}: promised and not built", "no such luck", "full log")
-    as_json = machine.cli(*arguments, "--json", cxx=broken)
+    as_json = machine.cli(*arguments, "--json", cxx=broken, progress="off")
     assert {"place": f"norm/{op}?dtype=bfloat16 for {CPU}", "reason": "promised and not built"} in as_json.data[
         "refusals"
     ]
@@ -436,6 +444,15 @@ def test_main_without_arguments_reads_those_of_the_process(monkeypatch: pytest.M
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
+
+
+def test_no_name_of_an_axis_on_a_command_line_meets_a_name_of_our_own(machine: Machine) -> None:
+    """Axes become keywords, beside the parameters of all that they are handed on to."""
+    calls = (Registry.load, Registry.explain, load, flows.explain_key, parse_axes, Library.spec)
+    for name in sorted({name for call in calls for name in inspect.signature(call).parameters}):
+        for command in (["explain"], ["explain-key", "--arch", CPU]):
+            answer = machine.cli(*command, "rmsnorm", f"{name}=x")
+            refused(answer, 2, "axis", f"{name}")
 
 
 def test_a_counting_compiler_is_not_started_by_bad_input(machine: Machine, compiler: Compiler) -> None:
