@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 from kartifacts.build.steps import Step
@@ -10,6 +11,8 @@ from kartifacts.build.workspace import replace_file
 from kartifacts.errors import BuildError, CompilerKilled, HeaderMissing, LinkMissing, StoreError
 
 _SIGNALLED = (137, -9)  # as a shell tells it, and as an operating system does
+_CRASHED = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+_CRASHES = {status: number.name for number in _CRASHED for status in (128 + number, -number)}
 # As gcc, clang, nvcc and shells say it; an identifier of this name is quoted where a compiler complains of it.
 _KILLED = re.compile(
     r"^(?:.*:\s+(?:\d+\s+)?)?Killed(?:\s*$|\s{2,})|\bKilled signal terminated program"
@@ -63,6 +66,9 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
         name = match["name"].removeprefix("-l")
         message = f"{step.title} needs the library {name!r}, which the linker does not find: {first}"
         hint = f"install it for this compiler; full log: {log}"
+    elif status in _CRASHES:
+        message = f"the compiler crashed ({_CRASHES[status]}), at {step.title}: {first or 'it said nothing'}"
+        hint = f"a fault of its own, often with a flag or a line that it cannot take; full log: {log}"
     else:
         message = f"{step.title} failed: {first or f'exit status {status}, without a message'}"
         hint = f"full log: {log}"

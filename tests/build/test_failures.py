@@ -41,6 +41,8 @@ SAID: dict[str, tuple[int, str, type[BuildError], str]] = {
     "mold": (1, "mold: fatal: library not found: cudart_static\n", LinkMissing, "'cudart_static'"),
     "a symbol": (1, "a.o: undefined reference to `f()'\ncollect2: error: ld returned 1\n", BuildError, "`f()'"),
     "clang, no CUDA": (1, "clang: error: cannot find CUDA installation\n", BuildError, "cannot find CUDA"),
+    "a crash, as a shell tells it": (139, "", BuildError, "the compiler crashed (SIGSEGV), at compiling"),
+    "a crash of a worker": (-6, "terminate called\n", BuildError, "crashed (SIGABRT), at compiling"),
     "status of a shell": (137, "", CompilerKilled, "was killed (exit status 137)"),
     "status of a worker": (-9, "", CompilerKilled, "was killed"),
     "gcc, killed": (1, "g++: fatal error: Killed signal terminated program cc1plus\n", CompilerKilled, "was killed"),

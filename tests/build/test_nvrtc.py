@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from kartifacts.build.elf import inspect, inspect_bytes
 from kartifacts.build.jit import build_one
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.library import discover as libraries
-from kartifacts.build.toolchains import CUBIN, FATBIN, find, nvcc, nvrtc
+from kartifacts.build.toolchains import CUBIN, FATBIN, find, nvcc, nvrtc, options
 from kartifacts.build.toolchains.nvcc import Nvcc
 from kartifacts.build.toolchains.nvrtc import Nvrtc
 from kartifacts.config import Settings
@@ -33,7 +34,7 @@ from kartifacts.errors import BuildError, ConfigError, NoCompiler
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import Spec
 
-from .conftest import IMAGE_FILES, write_files
+from .conftest import IMAGE_FILES, ONLY_NVCC, write_files
 
 MakeSettings = Callable[..., Settings]
 MakeSpec = Callable[..., Spec]
@@ -534,6 +535,27 @@ def test_a_worker_does_many_jobs_and_one_that_fails_harms_no_other(real: Nvrtc, 
     assert "no-such-flag" in str(told[2]["text"])
     assert (image_root / "first").read_bytes() == (image_root / "second").read_bytes()
     assert not (image_root / "out").exists()
+
+
+@pytest.mark.nvrtc
+def test_every_flag_that_is_refused_as_nvccs_is_unknown_to_nvrtc(real: Nvrtc, image_root: Path) -> None:
+    told = answers([job(real, image_root, flag) for flag in ONLY_NVCC])
+    known = [
+        flag for flag, answer in zip(ONLY_NVCC, told, strict=True) if "unrecognized option" not in str(answer["text"])
+    ]
+    assert known == []
+
+
+@pytest.mark.nvrtc
+def test_a_compiler_that_aborts_is_a_build_error_that_says_so(
+    image_spec: MakeSpec, make_settings: MakeSettings, real: Nvrtc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(KARTIFACTS_CUDA_FLAGS="--ptxas-options=")
+    monkeypatch.setattr(options, "as_nvrtc_takes", lambda words, _: words)
+    with pytest.raises(BuildError, match=r"the compiler crashed \(SIGABRT\), at compiling demo/") as caught:
+        compile_specs([image_spec()], settings)
+    assert caught.value.exit_status == -signal.SIGABRT
+    assert "terminate called" in Path(caught.value.log).read_text()
 
 
 @pytest.mark.nvrtc

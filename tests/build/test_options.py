@@ -20,7 +20,7 @@ from kartifacts.errors import ConfigError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import Spec, overridden
 
-from .conftest import Compiler, answer_of
+from .conftest import ONLY_NVCC, Compiler, answer_of
 
 MakeSettings = Callable[..., Settings]
 MakeSpec = Callable[..., Spec]
@@ -63,6 +63,47 @@ def test_flags_are_read_as_a_shell_reads_them_and_go_to_their_own_compiler(make_
     for kind in CUDA:
         assert flags_for(settings, kind).flags == ("-DX=1",)
     assert flags_for(settings, "triton") == flags_for(settings, "cutedsl") == USUAL
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ("-Xptxas -v", ["--ptxas-options=-v"]),
+        ("-Xptxas=-v,-O2", ["--ptxas-options=-v", "--ptxas-options=-O2"]),
+        ("--ptxas-options -v", ["--ptxas-options=-v"]),
+        ("-D X=1 -DY=a=b -DZ -U W", ["-DX=1", "-DY=a=b", "-DZ", "-UW"]),
+        ("-I /a -I/b --include-path=/c -isystem /d", ["-I/a", "-I/b", "-I/c", "-isystem", "/d"]),
+        ("-maxrregcount 32 -ftz=true -rdc true", ["--maxrregcount=32", "--ftz=true", "--relocatable-device-code=true"]),
+        ("-diag-suppress 177 -std c++20", ["--diag-suppress=177", "--std=c++20"]),
+        ("--use_fast_math -w --no-such-flag", ["--use_fast_math", "-w", "--no-such-flag"]),
+    ],
+)
+def test_flags_as_nvcc_takes_them_are_given_to_nvrtc_as_it_does(
+    make_settings: MakeSettings, given: str, flags: list[str]
+) -> None:
+    settings = make_settings(KARTIFACTS_CUDA_FLAGS=given)
+    assert list(flags_for(settings, "nvrtc").flags) == flags
+    assert list(flags_for(settings, "nvcc").flags) == given.split()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        *((flag, flag) for flag in ONLY_NVCC),
+        ("-Xcompiler -Wall", "-Xcompiler"),
+        *((flag, flag.rstrip("=")) for flag in ("-Xptxas", "-Xptxas=", "-Xptxas=-v,", "-D", "-I", "-maxrregcount")),
+        *(
+            (flag, flag)
+            for flag in ("-dlto", "-Xcudafe=--x", "-include=x.h", "--use-pch=x", "stray.cu", "-lineinfo", "-G", "-g")
+        ),
+    ],
+)
+def test_a_flag_that_nvrtc_does_not_take_is_a_config_error_that_names_it_and_the_variable(
+    make_settings: MakeSettings, given: str, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"KARTIFACTS_CUDA_FLAGS: .* cannot be given to NVRTC: ") as caught:
+        flags_for(make_settings(KARTIFACTS_CUDA_FLAGS=given), "nvrtc")
+    assert repr(named.removesuffix("=-v,")) in caught.value.message
 
 
 @pytest.mark.parametrize(

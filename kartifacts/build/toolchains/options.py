@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from kartifacts.build.toolchains.nvrtc_flags import as_nvrtc_takes
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
@@ -52,7 +53,10 @@ _REFUSED = (
         re.compile(r"-o.*|-c|-S|-E|-M[A-Z]*|--output-(file|directory)(=.*)?|--?(ptx|cubin|fatbin|preprocess|compile)"),
         "what is made, and where, is decided by the build",
     ),
-    (re.compile(r"[^=]*=.*\b__(DATE|TIME|TIMESTAMP)__\b.*"), "the kernel would be another each time that it is compiled"),
+    (
+        re.compile(r"[^=]*=.*\b__(DATE|TIME|TIMESTAMP)__\b.*"),
+        "the kernel would be another each time that it is compiled",
+    ),
     (re.compile(r"@.*|--?(options-file|optf)(=.*)?"), "flags in a file cannot be seen"),
 )
 _NATIVE = re.compile(r"-m(arch|tune|cpu)=native\b")
@@ -91,7 +95,8 @@ def flags_for(settings: Settings, kind: str) -> Options:
     """
     flags = [*_DEBUG.get(kind, ())] if settings.debug else [*_LINEINFO.get(kind, ())] if settings.lineinfo else []
     if kind in _EXTRA:
-        flags += _extra(settings, _EXTRA[kind])
+        extra = _extra(settings, _EXTRA[kind])
+        flags += as_nvrtc_takes(extra, f"KARTIFACTS_{_EXTRA[kind].upper()}") if kind == "nvrtc" else extra
     facts = {"overrides": shlex.join(flags)} if flags else {}
     if any(_NATIVE.search(flag) for flag in flags):
         facts["cpu"] = cpu_digest(_cpuinfo())
