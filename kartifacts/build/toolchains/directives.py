@@ -42,7 +42,7 @@ _MARKS = re.compile(
     rb"(?<=/)(?:/[^\n]*|\*.*?(?:\*/|\Z))"
     rb'|(?<=")(?:\\[^\n]|[^"\\\n])*"?'
     rb"|(?<=')(?:\\[^\n]|[^'\\\n])*'?"
-    rb'|(?<=R)(?:(?<!\wR)|(?<=\bu8R)|(?<=\b[uUL]R))"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
+    rb'|(?<=R)(?:(?<!\wR)|(?<=\bu8R)|(?<=\b[uUL]R))"(?P<mark>[^()\\\s]{0,16})\(.*?(?:\)(?P=mark)"|\Z)'
     rb"|" + _NUMBER +
     rb"|(?<=[#%]):?" + _BLANK + rb"(?:" + _NAMED + rb")" + _BLANK + rb"<[^>\n]*>"
     rb"|(?<=_)(?<!\w_)" + _HAS + _BLANK + rb"\(" + _BLANK + rb"<[^>\n]*>"
@@ -61,14 +61,17 @@ _ASKED = re.compile(
     rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n)]*))', re.MULTILINE,
 )  # fmt: skip
 _CLOCK = re.compile(rb"\b__(?:DATE|TIME|TIMESTAMP)__\b")
-_ASSEMBLER = re.compile(rb"\.(incbin)\b|\.(include)(?:\s|\\[tn])*\\*\"")
+_ASSEMBLER = re.compile(rb'\.(incbin)\b|(?:(?<![\w)\]])|(?<=\\[nt]))\.(include)(?:\s|\\[tn])*\\*"[\w./]')
 
 
 def wanted(text: bytes) -> Iterator[Wanted]:
     """Every file that `text` includes, embeds or asks for; what stands in a comment or a text does not count."""
     text = _spliced(text)
     last = max(map(text.rfind, _WORDS))
-    plain = _MARKS.sub(_directive, text[: text.find(b"\n", last) + 1 or None]) if last >= 0 else b""
+    end = text.find(b"\n", last) + 1 or len(text)
+    if b"/*" in text[last:end]:  # the line goes on behind it
+        end = len(text)
+    plain = _MARKS.sub(_directive, text[:end]) if last >= 0 else b""
     for found in _INCLUDED.findall(plain):
         yield Wanted(*found, asked=False)
     if b"__has_" in plain:
@@ -89,8 +92,9 @@ def clock(text: bytes) -> tuple[str, int] | None:
 
 def assembler(text: bytes) -> str | None:
     """A directive of the assembler in `text` that reads a file; None if there is none."""
+    text = _spliced(text)
     if b".incbin" in text or b".include" in text:
-        found = _ASSEMBLER.search(_MARKS.sub(_no_comment, _spliced(text)))
+        found = _ASSEMBLER.search(_MARKS.sub(_no_comment, text))
         if found:
             return f".{(found[1] or found[2]).decode()}"
     return None
