@@ -45,7 +45,15 @@ def test_every_header_of_ours_and_every_check_of_a_binding_is_told_and_no_other(
     call = (HEADERS / "ffi.h").read_text().partition("class Call {")[2].partition(" private:")[0]
     public = set(re.findall(r"^  (?:[\w:*]+[ *]+)+(\w+)\(", call, re.MULTILINE)) - {"Call"}
     assert {name.partition("(")[0] for name in first_cells("of `kart::Call`")} == public
-    assert len(public) == 10
+    assert len(public) == 13
+
+
+def test_what_a_check_gives_is_told_as_it_is_declared() -> None:
+    header = (HEADERS / "ffi.h").read_text()
+    declared = {name: kind.strip() for kind, name in re.findall(r"^  (\S.*?)(\w+)\(int arg", header, re.MULTILINE)}
+    told = re.findall(r"^\| `(\w+)\(int i.*? \| `([^`]*)` \|", REFERENCE, re.MULTILINE)
+    assert len(told) == 9
+    assert [(name, declared[name]) for name, _ in told] == told
 
 
 def write_library(root: Path) -> None:

@@ -168,17 +168,36 @@ class Call {
     return tensor;
   }
 
+  // Of either sign, and finite as the float that kernels compute with.
+  float number(int arg) {
+    const double value = any_number(arg);
+    if (!is_finite(value)) fail("ValueError", "%s: %s must be finite in float32, got %g", op_, names_[arg], value);
+    return static_cast<float>(value);
+  }
+
   float epsilon(int arg) {
-    const TVMFFIAny& given = args_[arg];
-    if (given.type_index != kTVMFFIFloat && given.type_index != kTVMFFIInt) {
-      fail("TypeError", "%s: %s must be a number", op_, names_[arg]);
-    }
-    const double value =
-        given.type_index == kTVMFFIFloat ? given.v_float64 : static_cast<double>(given.v_int64);
-    if (!(value >= 0 && isfinite(value))) {
+    const double value = any_number(arg);
+    if (!(value >= 0 && is_finite(value))) {
       fail("ValueError", "%s: %s must be finite and not negative, got %g", op_, names_[arg], value);
     }
     return static_cast<float>(value);
+  }
+
+  // Bounds are allowed values too.
+  int64_t integer(int arg, int64_t low = INT64_MIN, int64_t high = INT64_MAX) {
+    const TVMFFIAny& given = args_[arg];
+    if (given.type_index != kTVMFFIInt) fail("TypeError", "%s: %s must be an integer", op_, names_[arg]);
+    if (given.v_int64 < low || given.v_int64 > high) {
+      fail("ValueError", "%s: %s must be from %lld to %lld, got %lld", op_, names_[arg], static_cast<long long>(low),
+           static_cast<long long>(high), static_cast<long long>(given.v_int64));
+    }
+    return given.v_int64;
+  }
+
+  bool flag(int arg) {
+    const TVMFFIAny& given = args_[arg];
+    if (given.type_index != kTVMFFIBool) fail("TypeError", "%s: %s must be True or False", op_, names_[arg]);
+    return given.v_int64 != 0;
   }
 
   // Every element of `out` is written once, and none that another row of `in` still has to read.  `in_place` allows
@@ -229,6 +248,15 @@ class Call {
   DLDataType element_type() {
     if (kart_dtype == 0) fail("RuntimeError", "%s: the launch is impossible: %s", op_, kart_error(0));
     return launcher_dtype();
+  }
+
+  static bool is_finite(double value) { return fabs(value) <= __FLT_MAX__; }
+
+  double any_number(int arg) {
+    const TVMFFIAny& given = args_[arg];
+    if (given.type_index == kTVMFFIInt) return static_cast<double>(given.v_int64);
+    if (given.type_index != kTVMFFIFloat) fail("TypeError", "%s: %s must be a number", op_, names_[arg]);
+    return given.v_float64;
   }
 
   // A tensor of one of these types, on the device of the first one.
