@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -261,6 +262,9 @@ def test_the_jobs_of_a_pipeline_make_a_signed_release(runner: Runner) -> None:
     jobs = {job.name: job for job in releasing(runner.system)}
     again = "".join(runner.run(jobs["build"], **row) for row in runner.matrix(printed["plan"]))
     assert {int(built) for built in re.findall(r"built (\d+)", again)} == {0}
+    shutil.rmtree(runner.root / "release/repository/blobs")  # of a merge that the next one replaces whole
+    assert "release kartifacts 1.2.0: " in runner.run(jobs["merge"])
+    assert [path.name for path in (runner.root / "release").iterdir()] == ["repository"]
     assert "published kartifacts 1.2.0" in runner.run(jobs["publish"])
 
 
@@ -288,6 +292,94 @@ def test_a_step_that_lacks_a_variable_names_it_and_the_page(step: str) -> None:
     done = run_release(step)
     assert done.returncode == 2
     assert re.fullmatch(r"ci/release: RELEASE_\w+ is not set; see docs/howto/release.md\n", done.stderr)
+
+
+# What is set, of what a step then says what is wrong.
+MISTAKES: list[tuple[str, dict[str, str], str]] = [
+    ("build cpu", {"RELEASE_SHARDS": "dir:shards"}, "build takes the name of a build and a shard, "),
+    ("build cpu 1/1 none", {"RELEASE_SHARDS": "dir:shards"}, "there is no builder 'none' in builders/"),
+    ("build cpu 1/1", {"RELEASE_SHARDS": "dir:shards", "RELEASE_CACHE_ENDPOINT": "http://x"}, "RELEASE_CACHE is not"),
+    ("merge here", {"RELEASE_SHARDS": "dir:shards"}, "merge does not take 'here'"),
+    ("--dry-run twice", {}, "--dry-run does not take 'twice'"),
+    ("merge", {"RELEASE_SHARDS": "dir:shards", "RELEASE_DIR": "README.md"}, "RELEASE_DIR: 'README.md' cannot be made"),
+    ("gate", {}, "RELEASE_DIR: there is no '"),
+    ("publish", {"RELEASE_BUCKET": "dir:x", "RELEASE_KEYS": "x"}, "RELEASE_DIR: there is no '"),
+    ("plan table", {"RELEASE_PLAN": "none.toml"}, "RELEASE_PLAN: there is no file 'none.toml'"),
+    ("merge", {"RELEASE_SHARDS": "s3://x", "RELEASE_ACCESS_KEY": "x"}, "RELEASE_SECRET_KEY is not set"),
+    ("build cpu 1/1", {"RELEASE_SHARDS": "s3://x", "RELEASE_SECRET_KEY": "x"}, "RELEASE_ACCESS_KEY is not set"),
+    ("smoke", {"RELEASE_BUCKET": "s3://x", "RELEASE_ROOT": "{}", "RELEASE_ROLE": "x"}, "RELEASE_ID_TOKEN is not set"),
+    *(
+        ("gate", {"RELEASE_VERSION": version}, f"RELEASE_VERSION is '{version}', which is no version")
+        for version in ("version1", "v", "V1.0", "vv1", "main", "1 0")
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "environ", "sentence"), MISTAKES, ids=lambda value: str(value)[:60])
+def test_a_mistake_in_the_environment_is_named_with_the_page_before_anything_is_done(
+    command: str, environ: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    done = run_release(*command.split(), cwd=CHECKOUT, **{"RELEASE_DIR": str(tmp_path / "release"), **environ})
+    assert done.returncode == 2
+    assert re.fullmatch(rf"ci/release: {re.escape(sentence)}[^\n]*; see docs/howto/release.md\n", done.stderr)
+    assert not (tmp_path / "release").exists()
+
+
+def test_a_compile_cache_without_its_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kartifacts").symlink_to("/bin/true")
+    for name in ("bash", "dirname", "mktemp", "rm"):
+        (tmp_path / name).symlink_to(f"/usr/bin/{name}")
+    done = run_release("build", "cpu", "1/1", PATH=str(tmp_path), RELEASE_SHARDS="dir:shards", RELEASE_CACHE="bucket")
+    assert done.returncode == 2
+    assert re.fullmatch(r"ci/release: RELEASE_CACHE is set, and there is no sccache [^\n]*\.md\n", done.stderr)
+
+
+def packed(**files: str) -> str:
+    """A directory as the page packs it; names are without their suffix."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return base64.b64encode(content.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ("keys", "RELEASE_KEYS is no keyring as it is packed there"),
+        (base64.b64encode(b"no archive").decode(), "RELEASE_KEYS is no keyring as it is packed there"),
+        (packed(), "RELEASE_KEYS is no keyring as it is packed there"),
+        (packed(**{"ci/keys.json": "{}"}), "RELEASE_KEYS is no keyring as it is packed there"),
+        (packed(**{"keys.json": "{}", "x.pem": "-----BEGIN ENCRYPTED PRIVATE KEY"}), "RELEASE_PASSPHRASE is not set"),
+    ],
+    ids=["text", "bytes", "empty", "a level too deep", "encrypted"],
+)
+def test_keys_that_cannot_be_used_are_named_by_their_variable(keys: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    done = run_release("publish", RELEASE_BUCKET=f"dir:{tmp_path}", RELEASE_KEYS=keys, RELEASE_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (2, f"ci/release: {sentence}; see docs/howto/release.md\n")
+
+
+@pytest.mark.parametrize("made", ["promises", "something else"])
+def test_a_merge_that_fails_takes_nothing_away(made: str, tmp_path: Path) -> None:
+    """Where nothing is handed in, as a mistyped RELEASE_SHARDS says, and where a directory is none of ours."""
+    before = tmp_path / "release/repository" / made
+    before.mkdir(parents=True)
+    (tmp_path / "release/of the user").touch()
+    where = {"RELEASE_DIR": str(tmp_path / "release"), "RELEASE_SHARDS": f"dir:{tmp_path / 'shards'}"}
+    done = run_release(
+        "merge", cwd=CHECKOUT, HOME=str(tmp_path), RELEASE_PLAN=str(CHECKOUT / "ci/dry-run.toml"), **where
+    )
+    if made == "promises":
+        assert done.returncode not in (0, 2), done.stderr
+        assert "is missing" in done.stderr
+    else:
+        assert done.returncode == 2
+        assert "/repository' is there, and no merge made it; " in done.stderr
+    left = sorted(str(path.relative_to(tmp_path / "release")) for path in (tmp_path / "release").rglob("*"))
+    assert left == ["of the user", "repository", f"repository/{made}"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("sign",), ("--dry",)], ids=str)
