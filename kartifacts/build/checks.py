@@ -35,6 +35,11 @@ _UNVERSIONED = re.compile(r"libc\.musl-.*")  # of these, the one that puts no ve
 _FFI_SYMBOL = re.compile(r"TVMFFI\w+|_Z\w*3tvm3ffi\w*")  # defined by libtvm_ffi, which has no versions either
 _SYSTEM = {"/", "/usr", "/usr/local", "/opt", "/tmp", "/home"}  # noqa: S108 - these are the same on many machines
 _TEMPORARY = rb"tmpxft_[0-9a-f]{8}_\w*|/cc[A-Za-z0-9]{6}\.(?:s|o|res)\b|/proc/\d+/fd/\d+"  # of nvcc, of gcc, ours
+# Where people and CI systems work, with a name in it: none of them is where a library is installed or a device lies.
+_WORKPLACES = (
+    rb"/(?:home|Users|root|tmp|var/tmp|private/(?:tmp|var)|run/user|builds|__w|github/(?:workspace|home)"
+    rb"|workspaces?|workdir|scratch|var/(?:jenkins_home|lib/(?:jenkins|buildkite-agent)))/[\w.+@-]"
+)
 _PATH = re.compile(rb"[^\0-\x1f\x7f-\xff\"'<>|]*")
 
 
@@ -46,15 +51,17 @@ class Promise:
         arch: every image in it is for this, or its PTX where the arch asks for that too.
         exports: functions that others call: of a shared object by TVM-FFI, of an image by the driver.
         suffix: ``.so``, ``.cubin``, ``.fatbin`` or ``.hsaco``.
-        libraries: those that it may need besides the usual, as named after -l; None: whichever it needs.
+        libraries: those that it may need besides the usual, as named after -l.
         private: directories of this machine, whose names its bytes must not hold.
+        elsewhere: another machine made it, of which only the kinds of such directories are known.
     """
 
     arch: Arch
     exports: tuple[str, ...]
     suffix: str = ".so"
-    libraries: tuple[str, ...] | None = ()
+    libraries: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,12 +92,11 @@ class Facts:
 def promise_of(spec: Spec, settings: Settings, suffix: str = ".so") -> Promise:
     """What the kernel of `spec` has to be, built with these settings."""
     told = settings.debug or settings.lineinfo  # where the sources are is what such a build is for
-    flags = spec.device.link_flags
     return Promise(
         arch=spec.arch,
         exports=tuple(spec.op.exports),
         suffix=suffix,
-        libraries=tuple(flag.removeprefix("-l") for flag in flags if flag.startswith("-l")),
+        libraries=spec.libraries,
         private=() if told else _private(spec, settings),
     )
 
@@ -137,7 +143,7 @@ def faults(data: bytes, found: Inspection, promise: Promise) -> list[str]:
         *_lacking(found, promise),
         *_foreign(found, promise.libraries),
         *_unsafe(found),
-        *_local_paths(data, found.images, promise.private),
+        *_local_paths(data, found.images, promise),
     ]
 
 
@@ -172,10 +178,8 @@ def _lacking(found: Inspection, promise: Promise) -> Iterator[str]:
         yield f"does not export {', '.join(lacking)} (it exports {', '.join(exported) or 'nothing'})"
 
 
-def _foreign(found: Inspection, libraries: Sequence[str] | None) -> Iterator[str]:
+def _foreign(found: Inspection, libraries: Sequence[str]) -> Iterator[str]:
     """Libraries and symbols that nobody can count on where it will run."""
-    if libraries is None:
-        return
     foreign = [name for name in found.needed if not _USUAL.fullmatch(name)]
     declared = [name for name in foreign if any(name.startswith(f"lib{each}.so") for each in libraries)]
     undeclared = [name for name in foreign if name not in declared]
@@ -202,18 +206,21 @@ def _unsafe(found: Inspection) -> Iterator[str]:
     yield from dict.fromkeys(found.hazards)
 
 
-def _local_paths(data: bytes, images: Iterable[Image], private: Sequence[str]) -> Iterator[str]:
+def _local_paths(data: bytes, images: Iterable[Image], promise: Promise) -> Iterator[str]:
     """Names of directories and of files in between that say where it was built."""
     named = _TEMPORARY
-    if places := rb"|".join(re.escape(os.fsencode(place)) for place in private):
+    if places := rb"|".join(re.escape(os.fsencode(place)) for place in promise.private):
         named += rb"|(?:(?<![\w.-])|(?<=-[BIL]))(?:" + places + rb")(?![\w.-])"
+    if promise.elsewhere:
+        named += rb"|(?:(?<![\w.~$%*)}\]-])|(?<=-[BIL]))" + _WORKPLACES
+    whose = "a machine that builds" if promise.elsewhere else "this machine"
     contents: list[bytes | memoryview] = [data]
     contents += [image.content for image in images if image.content.obj is not data]
     for content in contents:
         if match := re.search(named, content):
             text = _PATH.match(content, match.start())
             shown = (text[0] if text else b"")[:100].decode(errors="backslashreplace")
-            yield f"holds {shown!r}, a path of this machine{_where(content, match.start())}"
+            yield f"holds {shown!r}, a path of {whose}{_where(content, match.start())}"
             return
 
 
@@ -247,13 +254,16 @@ def over(facts: Facts, limits: Mapping[str, str | int]) -> list[str]:
     return found
 
 
-def judge(limits: Mapping[str, str | int]) -> Callable[[bytes, KernelEntry, Arch], list[str]]:
-    """Says what is wrong with the content of a published kernel; imported files were promised by somebody else."""
+def judge(limits: Mapping[str, str | int]) -> Callable[[bytes, KernelEntry, Arch, Sequence[str]], list[str]]:
+    """Says what is wrong with the content of a published kernel, which may need these libraries besides the usual.
 
-    def look(content: bytes, entry: KernelEntry, arch: Arch) -> list[str]:
+    Imported files were promised by somebody else.
+    """
+
+    def look(content: bytes, entry: KernelEntry, arch: Arch, libraries: Sequence[str] = ()) -> list[str]:
         if not entry.key:
             return []
-        promise = Promise(arch, tuple(entry.exports), entry.suffix, libraries=None)
+        promise = Promise(arch, tuple(entry.exports), entry.suffix, tuple(libraries), elsewhere=True)
         try:
             facts = Facts(len(content), elf.inspect_bytes(content, entry.uri))
         except VerificationError as error:

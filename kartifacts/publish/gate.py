@@ -18,7 +18,7 @@ from kartifacts.model.frames import decompress
 from kartifacts.model.manifest import BundleManifest, Descriptor, KernelEntry, Pin, Table
 from kartifacts.model.materials import Materials
 from kartifacts.publish.plan import SIZES, VERSIONS, Plan, version_of
-from kartifacts.publish.promises import Promised, check_same, read_promises
+from kartifacts.publish.promises import Promised, Promises, check_same, place_of, read_promises
 from kartifacts.publish.referrers import MATERIALS, by_bundle
 from kartifacts.publish.repository import Repository, bundle_name
 
@@ -28,8 +28,8 @@ _SHOWN = 20
 _LARGEST = 10
 _NATIVE = re.compile(r"-m(arch|tune|cpu)=native\b")
 
-Judge = Callable[[bytes, KernelEntry, Arch], Sequence[str]]
-"""What is wrong with the content of a kernel that is published for an arch."""
+Judge = Callable[[bytes, KernelEntry, Arch, Sequence[str]], Sequence[str]]
+"""What is wrong with the content of a kernel that is published for an arch, and may need these libraries."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,37 @@ class _Held:
         return (not own or not machine or own == machine) and (not self.cuda or not cuda or self.cuda == cuda)
 
 
-def check_plan(plan: Plan, repository: Repository, pins: Sequence[Pin], *, judge: Judge | None = None) -> None:
+def check_plan(
+    plan: Plan,
+    repository: Repository,
+    pins: Sequence[Pin],
+    *,
+    sources: Callable[[], Promises | None] | None = None,
+    judge: Judge | None = None,
+) -> None:
     """Look at every release of the plan's library.
 
     Args:
+        sources: gives what the sources that are here promise by this plan, None if there are none; asked where nothing
+            beside a release says what was promised.
         judge: looks into each kernel.
 
     Raises:
         VerificationError: names each kernel that is missing, needs too new a system, was made as no release is, or is
-            not what its table says, and what is too large.
+            not what its table says, and what is too large; or nobody says what was promised.
     """
     for pin in pins:
         if pin.library != plan.library:
             continue
+        promises = _promised(plan, repository, pin, sources)
         held = list(_held(repository, pin))
         faults = [
-            *_missing(plan, repository, pin, held),
+            *_missing(promises, held),
+            *_of_another_cuda(plan, held),
             *_beyond_limits(plan, held),
             *_too_large(plan, held),
             *_made_otherwise(held),
-            *(_not_what_it_says(repository, held, judge) if judge else ()),
+            *(_not_what_it_says(repository, held, promises, judge) if judge else ()),
         ]
         if faults:
             shown = "".join(f"\n  {fault}" for fault in faults[:_SHOWN])
@@ -106,13 +117,24 @@ def _held(repository: Repository, pin: Pin) -> Iterator[_Held]:
 # -- what is there -----------------------------------------------------------------------------------------------------
 
 
-def _missing(plan: Plan, repository: Repository, pin: Pin, held: Sequence[_Held]) -> Iterator[str]:
+def _promised(plan: Plan, repository: Repository, pin: Pin, sources: Callable[[], Promises | None] | None) -> Promises:
+    """What a release was to hold: as is written beside it, else by the sources that are here."""
     promises = read_promises(repository.path, pin.library, pin.version)
     if promises is None:
-        log.info("nothing says what %s %s promised but what it holds", pin.library, pin.version)
-        yield from _unlike_others(plan, held)
-        return
+        promises = sources() if sources is not None else None
+        if promises is None:
+            raise VerificationError(
+                f"nothing says what {pin.library} {pin.version} was to hold: "
+                f"{place_of(pin.library, pin.version)} is not in {str(repository.path)!r}, and the sources of "
+                f"{pin.library!r} are not installed here",
+                hint="build or merge with --plan, which writes it, or ask where the library is installed",
+            )
+        log.info("what %s %s was to hold is told by the sources that are installed here", pin.library, pin.version)
     check_same(promises, plan)
+    return promises
+
+
+def _missing(promises: Promises, held: Sequence[_Held]) -> Iterator[str]:
     promised: set[tuple[str, str]] = set()
     for line in promises.builds:
         there = [bundle for bundle in held if bundle.may_be(line.machine, line.cuda)]
@@ -142,24 +164,20 @@ def _lacking(
             yield f"{kernel.uri} for {kernel.arch} was built from other sources than were promised{by}"
 
 
-def _unlike_others(plan: Plan, held: Sequence[_Held]) -> Iterator[str]:
-    """Of a release whose promises nobody wrote down: what it has for one arch, it has for all archs of that kind."""
-    for build in plan.builds:
-        there: dict[Arch, set[str]] = defaultdict(set)
-        for bundle in held:
-            if bundle.may_be(build.machine, build.cuda):
-                there[bundle.arch].update(kernel.uri for kernel in bundle.table.kernels)
-        for arch in build.parsed:
-            if arch not in there:
-                yield f"nothing is there for {arch}"
-                continue
-            alike = {uri for other, uris in there.items() if other.kind == arch.kind for uri in uris}
-            for uri in sorted(alike - there[arch]):
-                if not plan.exempts(uri, arch):
-                    yield f"{uri} is missing for {arch}"
-
-
 # -- what it needs, what it weighs, how it was made --------------------------------------------------------------------
+
+
+def _of_another_cuda(plan: Plan, held: Sequence[_Held]) -> Iterator[str]:
+    """Kernels that need another CUDA runtime than they were built with: each needs that of its own major version."""
+    for bundle in held:
+        builds = [build for build in plan.builds if bundle.arch in build.parsed]
+        made = [bundle.cuda] if bundle.cuda else [build.cuda for build in builds if build.cuda]
+        majors = {version.partition(".")[0] for version in made}
+        for kernel in bundle.table.kernels:
+            need = kernel.needs.get("cudart")
+            if need is not None and majors and need not in majors:
+                what = f"{kernel.uri} for {bundle.table.arch}"
+                yield f"{what} needs the runtime of CUDA {need}, and was built with {' or '.join(sorted(set(made)))}"
 
 
 def _beyond_limits(plan: Plan, held: Sequence[_Held]) -> Iterator[str]:
@@ -218,14 +236,16 @@ def _made_otherwise(held: Sequence[_Held]) -> Iterator[str]:
 # -- the kernels themselves --------------------------------------------------------------------------------------------
 
 
-def _not_what_it_says(repository: Repository, held: Sequence[_Held], judge: Judge) -> Iterator[str]:
+def _not_what_it_says(repository: Repository, held: Sequence[_Held], promises: Promises, judge: Judge) -> Iterator[str]:
+    libraries = {(kernel.uri, kernel.arch): kernel.libraries for line in promises.builds for kernel in line.kernels}
     for bundle in held:
         for kernel, content in contents(repository, bundle.manifest, bundle.table):
             if sha256(content) != kernel.sha256:
                 yield f"{kernel.uri} for {bundle.table.arch} is damaged: its sha256 is {sha256(content)}"
                 continue
+            linked = libraries.get((kernel.uri, bundle.table.arch), ())
             yield from (
-                f"{kernel.uri} for {bundle.table.arch} {fault}" for fault in judge(content, kernel, bundle.arch)
+                f"{kernel.uri} for {bundle.table.arch} {fault}" for fault in judge(content, kernel, bundle.arch, linked)
             )
 
 

@@ -29,6 +29,7 @@ class Promised(msgspec.Struct, frozen=True, array_like=True):
     uri: str
     arch: str
     op_digest: str
+    libraries: tuple[str, ...] = ()  # that it may need besides the usual, as named after -l
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +24,7 @@ from kartifacts.publish.gate import Judge, check_plan
 from kartifacts.publish.leases import publishing
 from kartifacts.publish.lockfile import add_pins, one_version_each
 from kartifacts.publish.plan import Plan
+from kartifacts.publish.promises import Promises
 from kartifacts.publish.release import name_release, refuse_other_content, refuse_signed
 from kartifacts.publish.repository import Blob, Repository
 from kartifacts.publish.verify import Progress, verify_repository
@@ -53,6 +54,7 @@ def publish(
     library: str | None = None,
     version: str | None = None,
     plan: Plan | None = None,
+    sources: Callable[[], Promises | None] | None = None,
     judge: Judge | None = None,
     lock: Path | None = None,
     keyring: Keyring | None = None,
@@ -67,6 +69,7 @@ def publish(
     Args:
         library, version: publish these only.
         plan: what the releases must hold.
+        sources: gives what the sources that are here promise, where nothing beside a release says what was promised.
         judge: looks into each kernel of a release that is held against a plan.
         lock: kartifacts.lock that pins what was published.
         keyring: signs for the releases; without it they can be had only by who pins them.
@@ -90,7 +93,7 @@ def publish(
         one_version_each(report.pins)
     repository = Repository(source_dir)
     if plan is not None:
-        check_plan(plan, repository, report.pins, judge=judge)
+        check_plan(plan, repository, report.pins, sources=sources, judge=judge)
     bucket.preflight()
     bucket.tidy()
     if keyring is None:

@@ -409,17 +409,17 @@ def test_a_table_that_says_something_else_than_its_kernel_is_found_out(shared: S
         exports=["scale"],
         needs=facts.needs,
     )
-    assert look(content, entry, CPU) == []
+    assert look(content, entry, CPU, ()) == []
     changed = msgspec.structs.replace
-    (needs,) = look(content, changed(entry, needs={"glibc": "2.2"}), CPU)
+    (needs,) = look(content, changed(entry, needs={"glibc": "2.2"}), CPU, ())
     assert re.fullmatch(r"needs .*tvm_ffi 0\.1, and its table says glibc 2\.2", needs)
-    (exports,) = look(content, changed(entry, exports=["shift"]), CPU)
+    (exports,) = look(content, changed(entry, exports=["shift"]), CPU, ())
     assert exports == "does not export shift (it exports scale)"
-    assert look(content, entry, parse_arch("9.0")) == ["holds GPU code for no arch, expected 9.0"]
-    (broken,) = look(content[: len(content) // 2], entry, CPU)
+    assert look(content, entry, parse_arch("9.0"), ()) == ["holds GPU code for no arch, expected 9.0"]
+    (broken,) = look(content[: len(content) // 2], entry, CPU, ())
     assert broken.startswith("cannot be read: ")
-    assert look(b"whatever it is", changed(entry, key=""), CPU) == []  # imported: others promised it
-    assert judge({"kernel_bytes": facts.size - 1})(content, entry, CPU) != []
+    assert look(b"whatever it is", changed(entry, key=""), CPU, ()) == []  # imported: others promised it
+    assert judge({"kernel_bytes": facts.size - 1})(content, entry, CPU, ()) != []
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,26 @@ def test_a_table_that_says_something_else_than_its_kernel_is_found_out(shared: S
         ("-Wl,--build-id=sha1", "has a build-id"),
         ("-Wl,-z,execstack", "asks for a stack that can be executed"),
         ("-D__tvm_ffi_scale=__tvm_ffi_shift", "does not export scale"),
-        ('-DSAID="/elsewhere/cc8yTq2x.o"', "holds '/cc8yTq2x.o', a path of this machine"),
+        ('-DSAID="/elsewhere/cc8yTq2x.o"', "holds '/cc8yTq2x.o', a path of a machine that builds"),
+        *(
+            (f'-DSAID="{path}"', f"holds '{path}', a path of a machine that builds")
+            for path in (
+                "/tmp/build/f.cpp",
+                "/home/alice/src/f.cu",
+                "/root/.cache/f.h",
+                "/var/tmp/x",
+                "/Users/alice/f.h",
+                "/private/var/folders/x",
+                "/builds/group/f.cu",
+                "/__w/f.cu",
+                "/github/workspace/f.cu",
+                "/workspace/f.cu",
+                "/workspaces/f.cu",
+                "/var/lib/jenkins/f.cu",
+            )
+        ),
+        ('-DSAID="at /tmp/x:12"', "holds '/tmp/x:12', a path of a machine that builds"),
+        ('-DSAID="-I/home/x"', "holds '/home/x', a path of a machine that builds"),
     ],
 )
 def test_what_no_build_of_ours_would_have_let_pass_is_found_where_it_is_published(
@@ -437,12 +456,71 @@ def test_what_no_build_of_ours_would_have_let_pass_is_found_where_it_is_publishe
 ) -> None:
     """The gate does not believe whoever handed a kernel in."""
     path = shared(flag, source='#ifndef SAID\n#define SAID ""\n#endif\n' + SCALE.replace('"expected nothing"', "SAID"))
+    entry = published(path)
+    [fault] = judge({})(path.read_bytes(), entry, CPU, ())
+    assert sentence in fault
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "/usr/include/f.h",
+        "/proc/self/maps",
+        "/dev/shm/x",
+        "/opt/f.h",
+        "/tmp",
+        "/home/",
+        "a/tmp/b",
+        "https://x.org/home/y",
+        "~/tmp/x",
+        "$HOME/tmp/x",
+        "%s/tmp/x",
+        "and/or",
+        "/tmpfs/x",
+        "/homes/x",
+    ],
+)
+def test_a_path_that_is_the_same_on_all_machines_is_no_fault(shared: Shared, harmless: str) -> None:
+    path = shared(source=SCALE.replace("expected nothing", harmless))
+    assert harmless.encode() in path.read_bytes()
+    assert judge({})(path.read_bytes(), published(path), CPU, ()) == []
+
+
+@pytest.mark.parametrize(
+    ("library", "declared", "sentence"),
+    [
+        ("libevil.so", (), "needs libevil.so, which link_flags do not declare"),
+        ("libevil.so", ("other",), "needs libevil.so, which link_flags do not declare"),
+        ("libevil.so", ("evil",), ""),
+        ("libcudart.so.12", (), "needs libcudart.so.12: the CUDA runtime belongs into the kernel"),
+        ("libcudart.so.12", ("cudart",), ""),
+    ],
+)
+def test_a_published_kernel_needs_only_what_was_declared(
+    shared: Shared, tmp_path: Path, library: str, declared: tuple[str, ...], sentence: str
+) -> None:
+    stub = tmp_path / library
+    subprocess.run(["g++", "-shared", "-o", stub, f"-Wl,-soname,{library}", "-x", "c++", "/dev/null"], check=True)
+    path = shared("-Wl,--no-as-needed", str(stub))
+    found = judge({})(path.read_bytes(), published(path), CPU, declared)
+    assert (sentence in found[0] and len(found) == 1) if sentence else found == []
+
+
+def test_a_published_kernel_that_calls_what_nothing_defines_is_found(shared: Shared) -> None:
+    called = SCALE.replace("return 0;", "return missing_fn();").replace(
+        'extern "C"', 'extern "C" int missing_fn();\nextern "C"', 1
+    )
+    path = shared("-Wl,-z,undefs", source=called)
+    [fault] = judge({})(path.read_bytes(), published(path), CPU, ())
+    assert fault == "uses missing_fn, which no library that it needs defines"
+
+
+def published(path: Path) -> KernelEntry:
+    """What a table says of a kernel."""
     needs = facts_of(path).needs
-    entry = KernelEntry(
+    return KernelEntry(
         uri="demo/scale", sha256="", size=0, block=0, offset=0, suffix=".so", key="x", exports=["scale"], needs=needs
     )
-    [fault] = judge({})(path.read_bytes(), entry, CPU)
-    assert sentence in fault
 
 
 # -- through a build ---------------------------------------------------------------------------------------------------

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm_ffi
 
-from kartifacts.build.toolchains import nvrtc
+from kartifacts.build.checks import facts_of
+from kartifacts.build.toolchains import cxx, nvrtc
 from kartifacts.errors import BuildError, ConfigError, VerificationError
+from kartifacts.model.digest import sha256
 from tests.conftest import Answer
 from tests.sites import CPU, Site
 
@@ -20,6 +26,7 @@ pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs an
 ONE: dict[str, Any] = {**CPU, "archs": ["cpu:x86-64"], "shards": 1}
 GPU: dict[str, Any] = {"name": "gpu", "machine": "x86_64", "cuda": "13.0", "archs": ["9.0a"]}
 KERNEL = "demo/answer?size=1 for cpu:x86-64"
+FFI = Path(tvm_ffi.__file__).parent / "lib"
 SPILLING = """
 extern "C" __global__ void answer(const float* x, float* y, int n) {
   float a[64], s = 0;
@@ -118,6 +125,68 @@ def test_what_was_built_with_settings_of_the_builder_is_refused(setting: dict[st
     answer = site.cli("builder", "build", *options, **setting)
     assert answer.code == 0, answer.err
     refused(site.gate("out"), "bundle demo for cpu:x86-64 was built with further flags")
+
+
+def forged(site: Site, source: str, name: str) -> None:
+    """Put other bytes, made by hand, in the place of a kernel that was handed in, and say so in all documents."""
+    made = site.root / f"{name}.so"
+    command = ["g++", *cxx.COMPILE, "-x", "c++", "-", "-x", "none", *cxx.LINK, "-Wl,-z,undefs", "-o", str(made)]
+    subprocess.run([*command, "-Wl,--no-as-needed", f"-L{FFI}", "-ltvm_ffi"], input=source.encode(), check=True)
+    content = made.read_bytes()
+    (document,) = (site.root / "meet/shards").rglob("*.json")
+    shard = json.loads(document.read_bytes())
+    kernel = next(each for each in shard["kernels"] if each["uri"] == "demo/answer?size=1")
+    kernel |= {"sha256": sha256(content), "size": len(content), "needs": dict(facts_of(made).needs)}
+    (site.root / "meet/blobs/sha256" / sha256(content)).write_bytes(content)
+    document.write_text(json.dumps(shard))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return missing_fn();", "uses missing_fn, which no library that it needs defines"),
+        ('said = "/home/runner/work/f.cpp"; return 0;', "holds '/home/runner/work/f.cpp', a path of a machine that"),
+        ("return 0;", ""),
+    ],
+)
+def test_a_kernel_that_was_forged_after_its_build_does_not_pass_the_gate(site: Site, body: str, says: str) -> None:
+    """What `build` refuses of its own compilers, somebody else's builder may hand in all the same."""
+    site.write(ONE)
+    assert site.shard("builder", "1/1").code == 0
+    head = 'extern "C" int missing_fn(); const char* volatile said;\nextern "C" __attribute__((visibility("default"))) '
+    forged(site, f"{head}int __tvm_ffi_answer(void*, void*, int, void*) {{ {body} }}", "forged")
+    merged = site.merge("merged")
+    assert merged.code == 0, merged.err
+    published = ("publish", site.root / "bucket", "--from", site.root / "merged", "--plan", site.plan)
+    if not says:
+        assert site.gate("merged").code == 0
+        return
+    refused(site.gate("merged"), f"{KERNEL} {says}")
+    refused(site.cli("gate", *published), f"{KERNEL} {says}")
+    assert not (site.root / "bucket").exists()
+
+
+@pytest.mark.parametrize("command", ["gate", "publish"])
+def test_a_release_whose_promises_are_gone_is_held_against_the_sources_or_refused(
+    command: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write(ONE)
+    edit(site.library / "demo/op.toml", '["1", "1000"]', '["1"]')
+    edit(site.library / "demo/op.toml", ', 1000 = "KART_SIZE=1000"', "")
+    build(site)
+    edit(site.library / "demo/op.toml", '["1"]', '["1", "1000"]')
+    edit(site.library / "demo/op.toml", 'KART_SIZE=1"', 'KART_SIZE=1", 1000 = "KART_SIZE=1000"')
+    shutil.rmtree(site.root / "out/promises")
+
+    def ask() -> Answer:
+        if command == "gate":
+            return site.gate("out")
+        return site.cli("gate", "publish", site.root / "bucket", "--from", site.root / "out", "--plan", site.plan)
+
+    refused(ask(), "demo/answer?size=1000 is missing for cpu:x86-64")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(site.packages)])
+    refused(ask(), "nothing says what tinyops 1.0 was to hold: promises/tinyops/1.0.json is not in")
+    assert not (site.root / "bucket").exists()
 
 
 def with_device_code(site: Site, *flags: str) -> None:

@@ -20,8 +20,10 @@ from kartifacts.errors import SourceError
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.layout import OCI_INDEX, OCI_LAYOUT, TIMESTAMP, View, metadata_path, target_path
 from kartifacts.model.manifest import MEDIA_INDEX, Descriptor
+from kartifacts.publish import plan as plans
 from kartifacts.publish.buckets import MAX_SMALL, Listed, Stamped
 from kartifacts.publish.buckets.directory import DirectoryBucket
+from kartifacts.publish.promises import Promised, Promises, line_of
 from kartifacts.publish.release import make_release
 from kartifacts.testing import tiny_repository
 from kartifacts.trust.client import Trusted, refresh
@@ -77,6 +79,30 @@ def make_repository(make_bundle: MakeBundle) -> MakeRelease:
         return out
 
     return make
+
+
+def promised(plan: plans.Plan, *uris: str, digest: Callable[[str], str] = lambda _: "") -> Promises:
+    """That each build makes these kernels for each of its archs, but what the plan exempts."""
+    lines = [
+        line_of(
+            build,
+            [
+                Promised(uri, str(arch), digest(uri))
+                for uri in uris
+                for arch in build.parsed
+                if not plan.exempts(uri, arch)
+            ],
+        )
+        for build in plan.builds
+    ]
+    return Promises(
+        version=1,
+        library=plan.library,
+        library_version="1.0",
+        plan=plan.digest,
+        exempt=plan.exempt,
+        builds=lines,
+    )
 
 
 class CutBucket(DirectoryBucket):

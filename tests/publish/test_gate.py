@@ -23,6 +23,8 @@ from kartifacts.publish.protocol import publish
 from kartifacts.publish.release import make_release
 from kartifacts.publish.repository import Repository
 
+from .conftest import promised
+
 Make = Callable[..., Any]
 replace = msgspec.structs.replace
 CPU = Build(name="cpu", machine="x86_64", archs=["cpu:x86-64-v3"])
@@ -85,17 +87,7 @@ class Shelf:
 
     def promise(self, plan: Plan, *names: str) -> None:
         """Say that each build was to make these ops for each of its archs."""
-        lines = [
-            line_of(
-                build,
-                [Promised(f"norm/{name}", arch, op_digest(f"norm/{name}")) for name in names for arch in build.archs],
-            )
-            for build in plan.builds
-        ]
-        promises = Promises(
-            version=1, library="demo", library_version="1.0", plan=plan.digest, exempt=plan.exempt, builds=lines
-        )
-        write_promises(self.root, promises, "1.0")
+        write_promises(self.root, promised(plan, *(f"norm/{name}" for name in names), digest=op_digest), "1.0")
 
     def check(self, plan: Plan, judge: Judge | None = None) -> None:
         check_plan(plan, Repository(self.root), Repository(self.root).pins(), judge=judge)
@@ -130,7 +122,6 @@ def test_an_op_that_is_missing_everywhere_is_missed_all_the_same(shelf: Shelf) -
     shelf.add("9.0a", "a")
     shelf.add("12.0f", "a")
     shelf.release()
-    shelf.check(plan(GPU))  # nobody promised more than what is there
     shelf.promise(plan(GPU), "a", "gone")
     said = shelf.refused(plan(GPU))
     assert "norm/gone is missing for 9.0a" in said
@@ -212,6 +203,35 @@ def test_two_builds_of_one_arch_must_both_be_there(shelf: Shelf) -> None:
     shelf.check(asked)
 
 
+@pytest.mark.parametrize("sources", [None, lambda: None])
+def test_a_release_of_which_nobody_says_what_was_promised_is_not_sent(
+    sources: Callable[[], None] | None, shelf: Shelf, cut_bucket: Make, tmp_path: Path
+) -> None:
+    """A release that lacked whole ops was signed, since what it held was taken for what it was to hold."""
+    for arch in GPU.archs:
+        shelf.add(arch, "a")
+    shelf.release()
+    bucket = cut_bucket(tmp_path / "bucket")
+    with pytest.raises(VerificationError, match=r"nothing says what demo 1\.0 was to hold: promises/demo/1\.0\.json"):
+        publish(shelf.root, bucket, plan=plan(GPU), sources=sources)
+    assert bucket.written == []
+
+
+def test_where_promises_are_gone_the_sources_say_what_was_promised(shelf: Shelf) -> None:
+    for arch in GPU.archs:
+        shelf.add(arch, "a")
+    shelf.release()
+    repository = Repository(shelf.root)
+
+    def check(*names: str) -> None:
+        there = promised(plan(GPU), *(f"norm/{name}" for name in names), digest=op_digest)
+        check_plan(plan(GPU), repository, repository.pins(), sources=lambda: there)
+
+    check("a")
+    with pytest.raises(VerificationError, match=r"norm/gone is missing for 9\.0a"):
+        check("a", "gone")
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +241,7 @@ def test_a_release_beyond_its_budget_names_the_largest_ops_and_nothing_is_sent(
     shelf.add("9.0a", *(f"op{n}" for n in range(12)))
     shelf.add("12.0f", *(f"op{n}" for n in range(12)))
     shelf.release()
+    shelf.promise(plan(GPU), *(f"op{n}" for n in range(12)))
     bucket = cut_bucket(tmp_path / "bucket")
     with pytest.raises(VerificationError, match=r"the release has [0-9,]+ bytes; the plan's limit is 1,000") as caught:
         publish(shelf.root, bucket, plan=plan(GPU, limits={"release_bytes": 1000}))
@@ -235,6 +256,7 @@ def test_a_pack_beyond_its_budget_is_named(shelf: Shelf) -> None:
     shelf.add("9.0a", "a")
     shelf.add("12.0f", "a")
     shelf.release()
+    shelf.promise(plan(GPU), "a")
     said = shelf.refused(plan(GPU, limits={"pack_bytes": 10}))
     assert "pack 0 of bundle norm for 9.0a has" in said
     assert "the plan's limit is 10" in said
@@ -248,9 +270,23 @@ def test_a_kernel_that_needs_too_new_a_system_is_named(name: str, fine: str, she
     shelf.add("9.0a", "a", needs={name: fine})
     shelf.release()
     asked = replace(GPU, archs=["9.0a"])
+    shelf.promise(plan(asked), "a")
     shelf.check(plan(asked, limits={name: fine}))
     below = f"{int(fine.split('.')[0]) - 1}.99"
     assert f"norm/a for 9.0a needs {name} {fine}" in shelf.refused(plan(asked, limits={name: below}))
+
+
+@pytest.mark.parametrize(("cudart", "sound"), [("13", True), ("12", False), ("14", False)])
+def test_a_kernel_that_needs_the_runtime_of_another_cuda_is_named(cudart: str, sound: bool, shelf: Shelf) -> None:
+    asked = plan(replace(GPU, archs=["9.0a"]))
+    shelf.add("9.0a", "a", needs={"cudart": cudart})
+    shelf.release()
+    shelf.promise(asked, "a")
+    if sound:
+        shelf.check(asked)
+    else:
+        said = f"norm/a for 9.0a needs the runtime of CUDA {cudart}, and was built with 13.0"
+        assert said in shelf.refused(asked)
 
 
 # -- how it was made ---------------------------------------------------------------------------------------------------
@@ -271,6 +307,7 @@ def test_what_was_built_for_debugging_or_for_one_cpu_is_not_released(
 ) -> None:
     shelf.add("cpu:x86-64-v3", "a", **how)
     shelf.release()
+    shelf.promise(plan(CPU), "a")
     bucket = cut_bucket(tmp_path / "bucket")
     with pytest.raises(VerificationError, match=says):
         publish(shelf.root, bucket, plan=plan(CPU))
@@ -284,9 +321,10 @@ def test_every_kernel_is_looked_into_and_what_is_wrong_is_said_of_it(shelf: Shel
     shelf.add("9.0a", "a", "b")
     shelf.add("12.0f", "a", "b")
     shelf.release()
+    shelf.promise(plan(GPU), "a", "b")
     seen: list[tuple[str, str, bytes]] = []
 
-    def judge(content: bytes, entry: KernelEntry, arch: Arch) -> list[str]:
+    def judge(content: bytes, entry: KernelEntry, arch: Arch, libraries: Sequence[str]) -> list[str]:
         seen.append((entry.uri, str(arch), content))
         return ["holds code for 8.0"] if (entry.uri, str(arch)) == ("norm/b", "12.0f") else []
 

@@ -15,9 +15,11 @@ def gate(repository: Path, *, plan: Path, builds: Sequence[str] = (), version: s
 
     Raises:
         ConfigError: the plan is wrong, or there is no such release.
-        VerificationError: names all that is missing, damaged, too large, too new or made as no release is.
+        VerificationError: names all that is missing, damaged, too large, too new or made as no release is; or nobody
+            says what was promised, neither the repository nor sources that are installed here.
     """
     from kartifacts.build.checks import judge
+    from kartifacts.cli.flows.planned import promised
     from kartifacts.publish.gate import check_plan
     from kartifacts.publish.plan import read_plan
     from kartifacts.publish.repository import Repository
@@ -26,7 +28,9 @@ def gate(repository: Path, *, plan: Path, builds: Sequence[str] = (), version: s
     asked = read_plan(plan).only(builds)
     report = verify_repository(repository, library=asked.library, version=version)
     report.check(str(repository))
-    check_plan(asked, Repository(repository), report.pins, judge=judge(asked.limits))
+    check_plan(
+        asked, Repository(repository), report.pins, sources=lambda: promised(plan, builds)[1], judge=judge(asked.limits)
+    )
     return {
         "repository": str(repository),
         "plan": asked.digest,

@@ -80,21 +80,24 @@ def work_of(path: Path, builds: Sequence[str] = ()) -> Work:
         plan=plan.digest,
         exempt=plan.exempt,
         builds=[
-            line_of(build, [Promised(spec.uri, str(spec.arch), spec.op_digest) for spec in specs[build.name]])
+            line_of(
+                build,
+                [Promised(spec.uri, str(spec.arch), spec.op_digest, spec.libraries) for spec in specs[build.name]],
+            )
             for build in plan.builds
         ],
     )
     return Work(plan, path, library, version, specs, skipped, promises)
 
 
-def promised(path: Path) -> tuple[Plan, Promises | None]:
+def promised(path: Path, builds: Sequence[str] = ()) -> tuple[Plan, Promises | None]:
     """A plan, and what it promises; None where the library is not installed, so that only others can say."""
     from kartifacts.build.library import discover
 
-    plan = read_plan(path)
+    plan = read_plan(path).only(builds)
     if not any(library.name == plan.library for library in discover()):
         return plan, None
-    return plan, work_of(path).promises
+    return plan, work_of(path, builds).promises
 
 
 def op_names(ops: str, known: Sequence[str]) -> list[str]:

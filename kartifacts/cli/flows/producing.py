@@ -176,6 +176,7 @@ def import_checksums(
     from kartifacts.build import foreign
     from kartifacts.publish.release import make_release
 
+    packing.check_written(out, lock)
     packing.check_since(since, library)
     with bar(settings, "importing", "B") as progress:
         imported = foreign.import_checksums(
@@ -235,6 +236,7 @@ def publish(
             library=library,
             version=version,
             plan=promised,
+            sources=None if plan is None else lambda: planned.promised(plan, builds)[1],
             judge=None if promised is None else judge(promised.limits),
             lock=lock,
             keyring=keyring,
