@@ -252,6 +252,10 @@ class Settings:
                 hint="offline too, directories are read and written, and keys in files sign",
             )
 
+    def origin_of(self, field: str) -> str:
+        """Where the value of a setting came from."""
+        return self.origins.get(field, "default")
+
     def shown(self) -> dict[str, tuple[str, str]]:
         """Each setting as text, credentials removed, with where it came from."""
         rows = {}
@@ -261,7 +265,9 @@ class Settings:
                 text = " ".join(_redacted(str(item)) for item in value)
             else:
                 text = "" if value is None else str(int(value) if isinstance(value, bool) else value)
-            rows[variable.field] = (text, self.origins.get(variable.field, "default"))
+            rows[variable.field] = (text, self.origin_of(variable.field))
+        if self.jobs is None and self.max_jobs:
+            rows["jobs"] = (self.max_jobs, "environment MAX_JOBS")
         return rows
 
 

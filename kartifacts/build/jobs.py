@@ -45,8 +45,7 @@ def jobs(
         max_jobs: MAX_JOBS of the environment.
         setting: our own setting, which goes first.
     """
-    if max_jobs and not re.fullmatch(r"[1-9][0-9]{0,3}", max_jobs.strip()):
-        raise ConfigError(f"MAX_JOBS={max_jobs!r}: expected a whole number from 1 to 9999")
+    check_max_jobs(max_jobs)
     if setting is not None:
         return Jobs(setting, "setting jobs")
     if max_jobs:
@@ -63,6 +62,12 @@ def jobs(
         limits.append(Jobs((machine.pids_left - _PIDS_RESERVED) // PIDS_PER_JOB, "limit of processes"))
     lowest = min(limits, key=lambda limit: limit.n)
     return Jobs(max(1, lowest.n), lowest.reason)
+
+
+def check_max_jobs(text: str) -> None:
+    """Raise `ConfigError` unless MAX_JOBS, if it says anything, is a number of jobs."""
+    if text and not re.fullmatch(r"[1-9][0-9]{0,3}", text.strip()):
+        raise ConfigError(f"MAX_JOBS={text!r}: expected a whole number from 1 to 9999")
 
 
 # -- reading the machine -----------------------------------------------------------------------------------------------

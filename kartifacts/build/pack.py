@@ -334,4 +334,7 @@ def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"cannot write the repository {str(out)!r}: {error.strerror or error}") from error
+        raise StoreError(
+            f"cannot write the repository {str(out)!r}: {error.strerror or error}",
+            hint="name another directory, or make room; what was built stays in the workspace",
+        ) from error

@@ -14,6 +14,7 @@ from kartifacts.cli.keys import passphrase_option, secret_of, single_writer_opti
 from kartifacts.cli.places import Repository
 from kartifacts.cli.sizes import Size
 from kartifacts.errors import ConfigError
+from kartifacts.files.directories import check_place
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -68,13 +69,17 @@ def build_command(
     from kartifacts.cli import flows
 
     _refuse_together(context, plan, shard)
+    for option, file in (("--report", report_file), ("--costs-out", costs_out)):
+        if file is not None:
+            check_place(file, option, directory=False)
     settings = config.read(overrides={"archs": archs})
     if shard:
         assert plan is not None
         report = flows.build_shard(settings, plan=plan, name=name, shard=shard, out=out, recipe=recipe)
         lines = _shard_lines(report)
     else:
-        to = Repository().convert(out, None, context)
+        parameter = next(parameter for parameter in context.command.params if parameter.name == "out")
+        to = Repository().convert(out, parameter, context)
         where = {"out": to, "version": release_version, "lock": lock, "since": since, "recipe": recipe}
         if plan is not None:
             report = flows.build_planned(settings, plan=plan, name=name, **where)

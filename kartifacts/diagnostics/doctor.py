@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kartifacts import __version__
-from kartifacts.config import Settings
-from kartifacts.errors import KartifactsError
+from kartifacts.config import VARIABLES, Settings
+from kartifacts.errors import ConfigError, KartifactsError
 
 PATIENCE = 20.0  # seconds
 
@@ -26,9 +27,9 @@ class Finding(NamedTuple):
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Look at the lock, the store, local directories, this host, the libraries of ops and the compilers.
+    """Look at the lock, the store, local directories, this host, the libraries of ops, their sources and the compilers.
 
-    A missing compiler or GPU is a fact, not a fault: prebuilt kernels need neither.
+    A missing compiler or GPU is a fact, not a fault: prebuilt kernels need neither.  One that a setting names is.
     """
     return [
         Finding("version", True, f"kartifacts {__version__}"),
@@ -37,6 +38,7 @@ def examine(settings: Settings) -> list[Finding]:
         *_host(),
         *_libraries(),
         *_compilers(settings),
+        *_jobs(settings),
     ]
 
 
@@ -133,8 +135,30 @@ def _libraries() -> Iterator[Finding]:
     found = library.discover()
     for one in found:
         yield Finding("library", True, f"{one.name}: {len(one.ops)} ops in {one.root}")
+        for error in one.faults():
+            yield Finding("library", False, f"{one.name}: {error}")
     for broken in found.broken:
         yield Finding("library", False, str(broken))
+
+
+def _asked_for(error: KartifactsError, settings: Settings) -> bool:
+    """Whether it is about what the user has set, so that it is a fault; a compiler that nobody named may be missing."""
+    if isinstance(error, ConfigError):
+        return True
+    named = [variable.env for variable in VARIABLES if not settings.origin_of(variable.field).startswith("default")]
+    return any(re.search(rf"\b{name}\b", str(error)) for name in named)
+
+
+def _jobs(settings: Settings) -> Iterator[Finding]:
+    from kartifacts.build.jobs import check_max_jobs
+
+    number, origin = settings.shown()["jobs"]
+    try:
+        check_max_jobs(settings.max_jobs)
+    except ConfigError as error:
+        yield Finding("jobs", False, str(error))
+    else:
+        yield Finding("jobs", True, f"{number} ({origin})" if number else "from cores and memory")
 
 
 def _compilers(settings: Settings) -> Iterator[Finding]:
@@ -144,7 +168,7 @@ def _compilers(settings: Settings) -> Iterator[Finding]:
         try:
             found = toolchains.find(kind, settings)
         except KartifactsError as error:
-            yield Finding(kind, True, f"not usable: {error}")
+            yield Finding(kind, not _asked_for(error, settings), f"not usable: {error}")
         else:
             made_of = ", ".join(f"{name} {value}" for name, value in sorted(found.fingerprint.items()))
             instead = "" if found.kind == kind else f"{found.kind} instead, "

@@ -48,7 +48,7 @@ def store_error(error: OSError, what: str, path: Path, *, need: int | None = Non
     reason = error.strerror or str(error) or type(error).__name__
     if isinstance(error.filename, str) and error.filename != str(path):
         reason += f" ({error.filename})"
-    hint = None
+    hint = f"set {setting} to another directory, which can be made and written there"
     if error.errno in _FULL:
         reason += f"; {'' if need is None else f'need {need} bytes, '}{_free(path)}"
         hint = f"free some space, or set {setting} to a directory on a file system that has it"

@@ -52,13 +52,19 @@ def check_trusted(path: Path, *, setting: str = STORE) -> None:
         except (FileNotFoundError, NotADirectoryError):  # whoever makes something there will be told
             return
         except OSError as error:
-            raise StoreError(f"cannot look at {step!r}, on the way to {str(path)!r}: {error.strerror}") from error
+            raise StoreError(
+                f"cannot look at {step!r}, on the way to {str(path)!r}: {error.strerror}",
+                hint=f"set {setting} to another directory",
+            ) from error
         if target is None:
             here = step
             continue
         links += 1
         if links > _MAX_LINKS:
-            raise StoreError(f"{str(path)!r} goes through more than {_MAX_LINKS} symbolic links")
+            raise StoreError(
+                f"{str(path)!r} goes through more than {_MAX_LINKS} symbolic links",
+                hint=f"set {setting} to another directory",
+            )
         pending.extend(_names(target))
         if target.startswith(os.sep):
             here = os.sep

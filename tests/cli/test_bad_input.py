@@ -21,6 +21,7 @@ from kartifacts import config
 from kartifacts.build.library import Library
 from kartifacts.cli import flows, main
 from kartifacts.cli.asking import parse_axes
+from kartifacts.files.directories import check_place
 from kartifacts.runtime import Registry, load
 from kartifacts.testing import Mirror, faults
 from tests.conftest import CPU_ARCHS, Answer, Compiler, Machine, Released
@@ -444,6 +445,44 @@ def test_main_without_arguments_reads_those_of_the_process(monkeypatch: pytest.M
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x", "/proc/x", "{file}/x", "{loop}/x", "{wrong}"])
+@pytest.mark.parametrize("option", ["--out", "--lock", "--report", "--costs-out"])
+def test_a_place_that_cannot_be_written_is_refused_before_any_compiler(
+    machine: Machine, compiler: Compiler, tmp_path: Path, option: str, place: str
+) -> None:
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / "loop").symlink_to("loop")
+    wrong = tmp_path / "file" if option == "--out" else tmp_path  # a file for a directory, or the reverse
+    where = place.format(file=tmp_path / "file", loop=tmp_path / "loop", wrong=wrong)
+    options = {"--out": tmp_path / "out", option: where}
+    command = ["build", "--archs", CPU, "--ops", "silu_and_mul"]
+    answer = machine.cli(*command, *(word for pair in options.items() for word in pair), cxx=compiler.path)
+    refused(answer, 2, where, option)
+    assert compiler.starts == 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["import", "merge", "wheel"])
+def test_no_other_command_works_for_hours_and_writes_nowhere(
+    machine: Machine, released: Released, tmp_path: Path, command: str
+) -> None:
+    line = {
+        "import": ["import", "checksums", tmp_path, "--library", "l", "--release-version", "1"],
+        "merge": ["merge", "--plan", tmp_path / "none.toml", "--from", tmp_path],
+        "wheel": ["wheel", "--from", released.path],
+    }[command]
+    answer = machine.cli(*line, "--out", "/proc/x")
+    refused(answer, 2)
+    if command != "merge":  # which reads the plan before
+        assert "--out '/proc/x'" in answer.err
+
+
+def test_what_can_be_written_is_left_as_it_was_by_looking(tmp_path: Path) -> None:
+    for path, directory in ((tmp_path / "a/b", True), (tmp_path / "a/c", False), (tmp_path, True)):
+        check_place(path, "--out", directory=directory)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_name_of_an_axis_on_a_command_line_meets_a_name_of_our_own(machine: Machine) -> None:

@@ -17,6 +17,7 @@ import pytest
 from kartifacts import __version__
 from kartifacts.cli import _COMMANDS, _root
 from tests.conftest import CPU_ARCHS, Answer, Machine, Released, declared
+from tests.sites import Site
 
 
 @pytest.fixture
@@ -206,11 +207,54 @@ def test_doctor_finds_a_sound_machine_sound_and_names_what_is_not(
         ({"lock": "/nowhere/x.lock"}, "lock"),
         ({"path": "/nowhere/kernels"}, "directory"),
         ({"store": "/dev/null/x"}, "store"),
+        ({"MAX_JOBS": "abc"}, "jobs"),
+        ({"MAX_JOBS": "0", "jobs": 2}, "jobs"),
+        ({"cxx": "/nonexistent/gxx"}, "cxx"),
+        ({"cxx": "/bin/true"}, "cxx"),
+        ({"cxx_launcher": "nolauncher"}, "cxx"),
+        ({"cxx_flags": "-c"}, "cxx"),
+        ({"cuda_flags": "-c"}, "nvrtc"),
     ):
         answer = machine.cli("doctor", "--json", **{**ready, **bad})
         assert answer.code == 1
-        assert [row["subject"] for row in answer.data["findings"] if not row["ok"]] == [subject]
+        found = [row["subject"] for row in answer.data["findings"] if not row["ok"]]
+        assert subject in found
+        assert set(found) - {subject} <= {"nvcc", "nvrtc"}  # which need a host compiler, and share its settings
         assert "BAD" in machine.cli("doctor", **{**ready, **bad}).out
+
+
+def test_a_compiler_that_nobody_named_may_be_missing(machine: Machine) -> None:
+    answer = machine.cli("doctor", "--json", PATH="", CUDA_HOME=None, CUDA_PATH=None)
+    assert answer.code == 0, answer.out
+    assert "no host C++ compiler" in next(row["text"] for row in answer.data["findings"] if row["subject"] == "cxx")
+
+
+@pytest.mark.parametrize("damage", ["missing", "clock"])
+def test_doctor_finds_what_is_wrong_with_the_sources_of_a_library(site: Site, damage: str) -> None:
+    assert site.cli("well", "doctor").code == 0
+    source = next(path for path in site.packages.rglob("answer_cpu.cpp"))
+    if damage == "missing":
+        source.unlink()
+    else:
+        source.write_text("const char* t = __TIME__;")
+    answer = site.cli("ill", "doctor", "--json")
+    assert answer.code == 1
+    bad = [row["text"] for row in answer.data["findings"] if not row["ok"]]
+    assert "answer_cpu.cpp" in bad[0]
+
+
+def test_the_number_of_jobs_is_shown_with_the_variable_that_says_it(machine: Machine) -> None:
+    for settings, value, origin in (
+        ({"MAX_JOBS": "7"}, "7", "environment MAX_JOBS"),
+        ({"MAX_JOBS": "7", "jobs": 3}, "3", "environment KARTIFACTS_JOBS"),
+        ({}, "", "default"),
+    ):
+        assert machine.cli("config", "--json", **settings).data["settings"]["jobs"] == {
+            "value": value,
+            "origin": origin,
+        }
+    said = machine.cli("doctor", MAX_JOBS="7").out
+    assert "jobs: 7 (environment MAX_JOBS)" in said
 
 
 def test_verify_names_each_damage_and_fails(machine: Machine, released: Released, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kartifacts.config import Settings
+from kartifacts.files.directories import check_place
 from kartifacts.model.arch import Arch
 from kartifacts.model.digest import canonical_json
 from kartifacts.model.manifest import Descriptor
@@ -49,10 +50,7 @@ class Release:
 
     def check(self) -> None:
         """Find out before hours of work what would be wrong after them."""
-        from kartifacts.publish.lockfile import read_lock
-
-        if self.lock is not None and os.path.lexists(self.lock):
-            read_lock(self.lock)
+        check_written(self.out, self.lock)
         check_since(self.since, self.library)
 
 
@@ -145,6 +143,17 @@ def _layers(out: Path, bundles: Sequence[Descriptor]) -> Iterator[Descriptor]:
 
     for bundle in bundles:
         yield from Repository(out).bundle(bundle).layers
+
+
+def check_written(out: Path, lock: Path | None) -> None:
+    """Refuse a repository and a lock that could not be written, or a lock that is none, before hours of work."""
+    from kartifacts.publish.lockfile import read_lock
+
+    check_place(out, "--out", directory=True)
+    if lock is not None:
+        if os.path.lexists(lock):
+            read_lock(lock)
+        check_place(lock, "--lock", directory=False)
 
 
 def check_since(since: Path | None, library: str) -> None:

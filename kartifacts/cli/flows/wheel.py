@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from kartifacts.cli.flows.selecting import called, pinned_registry
 from kartifacts.cli.flows.shared import Report, bar, native
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, StoreError
+from kartifacts.files.directories import check_place
 from kartifacts.model.arch import Arch, parse_arch, parse_archs
 from kartifacts.model.digest import Digest, parse_digest
 from kartifacts.model.manifest import KernelEntry, Pin
@@ -43,8 +43,7 @@ def wheel(
     from kartifacts.publish import wheel as wheels
     from kartifacts.publish.wheel_audit import audit
 
-    if os.path.lexists(out) and not out.is_dir():
-        raise ConfigError(f"--out {str(out)!r} is not a directory")
+    check_place(out, "--out", directory=True)
     archs = parse_archs(settings.archs, native=native(settings.archs)) if settings.archs else ()
     with _scratch() as scratch:
         pins, fetcher = _release(settings, source, library, version, scratch / "store")
