@@ -17,6 +17,7 @@ from typing import Any
 from kartifacts.build import jobs as parallel
 from kartifacts.build import kept, workspace
 from kartifacts.build.costs import FILE, Costs
+from kartifacts.build.failures import of_made
 from kartifacts.build.jobs import Jobs
 from kartifacts.build.kept import BuiltKernel
 from kartifacts.build.outside import Seen
@@ -197,7 +198,10 @@ class _Run:
 
     def done(self, ran: Ran) -> None:
         with workspace.storage_errors(self.settings.workspace):
-            self.plan.keep(ran)
+            try:
+                self.plan.keep(ran)
+            except BuildError as error:
+                raise of_made(error, ran, self.settings.workspace / "logs") from error.__cause__
         self.ran.append(ran)
         self.taken += ran.wall
         self.expected += ran.step.cost

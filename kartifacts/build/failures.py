@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from kartifacts.build.steps import Step
+from kartifacts.build.steps import Ran, Step
 from kartifacts.build.workspace import replace_file
 from kartifacts.errors import BuildError, CompilerKilled, HeaderMissing, LinkMissing, StoreError
 
@@ -73,6 +73,16 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
         message = f"{step.title} failed: {first or f'exit status {status}, without a message'}"
         hint = f"full log: {log}"
     return kind(message, command=step.shell, log=log, exit_status=status, hint=hint)
+
+
+def of_made(error: BuildError, ran: Ran, logs: Path) -> BuildError:
+    """`error`, about what a step that succeeded has made, with its command and all that its compiler said."""
+    error.command = error.command or ran.step.shell
+    error.log = error.log or keep_log(ran.step, ran.text, logs, f"exit status 0, and yet: {error.message}")
+    said = _first_error(ran.text)
+    parts = (error.hint, f"it said: {said}" if said else None, f"full log: {error.log}")
+    error.hint = "; ".join(filter(None, parts))
+    return error
 
 
 def keep_log(step: Step, text: str, logs: Path, end: str) -> str:

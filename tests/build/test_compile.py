@@ -18,6 +18,7 @@ from kartifacts.build import kept
 from kartifacts.build.compile import Progress, check_complete, compile_specs
 from kartifacts.build.elf import inspect
 from kartifacts.build.library import Library, open_library
+from kartifacts.build.workers import COMMANDS, Worker
 from kartifacts.config import Settings
 from kartifacts.errors import (
     BuildError,
@@ -302,6 +303,7 @@ BAD = {
     "full": ("echo 'fatal error: error writing to a.s: No space left on device'; exit 1", "the disk is full"),
     "silent": ("exit 3", "exit status 3, without a message"),
     "after writing": ("echo junk > $out; exit 1", "exit status 1"),
+    "no file, and says something": ("echo 'licence expired'; exit 0", "made no file, or an empty one"),
     "no file": ("exit 0", "made no file, or an empty one"),
     "empty": (": > $out; exit 0", "made no file, or an empty one"),
     "no list": (
@@ -332,10 +334,20 @@ def test_whatever_a_compiler_does_wrong_is_said_and_nothing_of_it_is_kept(
     assert "demo/answer" in error.message
     assert error.command.startswith(f"cd {make_spec().root} && {compiler.path} ")
     assert nothing_was_kept(watched.workspace)
-    if error.exit_status:
-        assert Path(error.log).read_text().startswith(f"$ {error.command}")
+    log = Path(error.log).read_text()
+    assert log.startswith(f"$ {error.command}")
+    assert error.hint
     compiler.misbehave("")
     assert answer_of(compile_specs([make_spec()], watched).kernels[0].path) == 7
+
+
+def test_what_a_compiler_said_before_it_made_nothing_is_told(
+    watched: Settings, make_spec: MakeSpec, compiler: Compiler
+) -> None:
+    compiler.misbehave("echo 'licence expired'; echo 'on stderr' >&2; exit 0")
+    with pytest.raises(BuildError, match=r"hint: it said: on stderr; full log: ") as caught:
+        compile_specs([make_spec()], watched)
+    assert "licence expired\non stderr\n" in Path(caught.value.log).read_text()
 
 
 LINK = {
@@ -359,6 +371,7 @@ def test_whatever_a_linker_does_wrong_is_said_and_no_kernel_is_kept(
         compile_specs([make_spec()], watched)
     assert type(caught.value) is TYPED.get(kind, BuildError)
     assert message in str(caught.value)
+    assert caught.value.command in Path(caught.value.log).read_text()
     assert not files_in(watched.workspace / "kernels")
     compiler.misbehave("")
     assert compile_specs([make_spec()], watched).report["compiled"] == 0  # the objects were good
@@ -602,6 +615,26 @@ def test_no_compiler_outlives_the_process_that_started_it(
     with ended(*family):
         process.send_signal(number)
         process.wait(30)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    ["setsid sh -c '{}' & wait", "trap '' TERM; exec setsid sh -c 'setsid {} & wait'"],
+    ids=["one", "deaf, two"],
+)
+def test_what_a_compiler_puts_into_a_session_of_its_own_ends_with_the_worker(tmp_path: Path, wrapper: str) -> None:
+    """As wrappers do that ask for licences, or that start a container."""
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    worker = Worker(COMMANDS, {"PATH": os.environ["PATH"]})
+    hang = tmp_path / "hang"
+    hang.write_text(f"#!/bin/sh\necho $$ > {told}\nexec tail -f /dev/null\n")
+    hang.chmod(0o755)
+    worker.give(("sh", "-c", wrapper.replace("{}", str(hang))), "/")
+    process = int(told.read_text())
+    assert os.getsid(process) != worker.session
+    with ended(process, worker.session):
+        worker.end(busy=True)
 
 
 @pytest.mark.parametrize("part", ["workspace", "library", "compiler"])

@@ -7,9 +7,9 @@
         {"status": 0, "text": "what the compiler said", "seconds": 0.03, "cpu": 0.025, "memory": 41943040}
 
 Who starts one makes it the leader of a session: when nobody can read the answers any more, since whoever asked was
-killed, the worker ends with all that it has started.  By itself this file is the worker whose jobs are command lines;
-other workers lie beside it and import it.  Nothing but the standard library is there, and little of that, as a worker
-is started for a single kernel too.
+killed, the worker ends with all that it has started, what has a session of its own included.  By itself this file is
+the worker whose jobs are command lines; other workers lie beside it and import it.  Nothing but the standard library is
+there, and little of that, as a worker is started for a single kernel too.
 """
 
 from __future__ import annotations
@@ -169,9 +169,46 @@ def _end_with_reader(answers: int) -> None:
     poll.poll()
     if os.getpgrp() != os.getpid():  # others are in this group who were not started from here
         os.kill(os.getpid(), signal.SIGKILL)
+    others = _elsewhere()
+    _tell(others, signal.SIGTERM)
     os.killpg(0, signal.SIGTERM)
     time.sleep(_GRACE)
+    _tell([*others, *_elsewhere()], signal.SIGKILL)
     os.killpg(0, signal.SIGKILL)
+
+
+def _elsewhere() -> list[int]:
+    """Handles of all that was started from here and is in another group, as wrappers that call setsid put theirs.
+
+    One whose parent has ended before is nobody's that can be told.
+    """
+    children: dict[int, list[tuple[int, int]]] = {}  # process → its children, with their groups
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    _, parent, group = file.read().rpartition(b")")[2].split()[:3]
+            except OSError:  # it has ended meanwhile
+                continue
+            children.setdefault(int(parent), []).append((int(name), int(group)))
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        for process, its_group in children.get(waiting.pop(), ()):
+            waiting.append(process)
+            if its_group != os.getpgrp():
+                try:
+                    found.append(os.pidfd_open(process))  # its number may be another's when it is told to end
+                except OSError:
+                    continue
+    return found
+
+
+def _tell(handles: list[int], number: int) -> None:
+    for handle in handles:
+        try:
+            signal.pidfd_send_signal(handle, number)
+        except OSError:  # it has ended
+            continue
 
 
 if __name__ == "__main__":
