@@ -137,7 +137,8 @@ ONLY_NVCC = (
     "-O1", "-v", "-lx", "-L/x", "-Werror=all-warnings", "-Wno-deprecated-gpu-targets", "--Wreorder", "-res-usage",
     "--resource-usage", "-src-in-ptx", "-noeh", "--expt-relaxed-constexpr", "--extended-lambda",
     "-default-stream=legacy", "-keep", "--shared", "-cudart=none", "-m64", "-ftemplate-depth=9",
-    "-keep-device-functions", "--compress-mode=none", "--optimize=1", "--verbose", "-dryrun", "-x=cu", "-e=x", "--machine=64",
+    "-keep-device-functions", "--compress-mode=none", "--optimize=1", "--verbose", "-dryrun", "-x=cu",
+    "-e=x", "--machine=64",
 )  # fmt: skip
 CPU = parse_arch("cpu:x86-64" if os.uname().machine == "x86_64" else "cpu:aarch64")
 
