@@ -22,7 +22,15 @@ from kartifacts.model.spec import Spec
 from .conftest import CPU, OP_TOML, answer_of, write_files, write_library
 
 MakeSettings = Callable[..., Settings]
-NVRTC, NVCC = (pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("nvrtc", "nvcc"))
+
+
+def by_toolchain(*cases: tuple[str, ...]) -> list[object]:
+    """Each case for each compiler; those of nvcc, which takes seconds, are slow but for the last."""
+    mark = pytest.mark
+    quick = [pytest.param("nvrtc", *case, marks=mark.nvrtc) for case in cases]
+    slow = [pytest.param("nvcc", *case, marks=[mark.nvcc, mark.slow]) for case in cases[:-1]]
+    return [*(("cxx", *case) for case in cases), *quick, *slow, pytest.param("nvcc", *cases[-1], marks=mark.nvcc)]
+
 
 # -- as compilers see it -----------------------------------------------------------------------------------------------
 
@@ -151,15 +159,14 @@ def spec_of(root: Path, toolchain: str, settings: Settings) -> Spec:
     return open_library(root, workspace=settings.workspace).spec("answer", {"size": "small"}, arch)
 
 
-@pytest.mark.parametrize("toolchain", ["cxx", NVRTC, NVCC])
 @pytest.mark.parametrize(
-    ("asked", "file"),
-    [
+    ("toolchain", "asked", "file"),
+    by_toolchain(
         ('__has_include("opt.h")', "demo/opt.h"),
         ('__has_include ( "opt.h" )', "include/opt.h"),
         ("__has_include(<opt.h>)", "include/opt.h"),
         ("__has_inc\\\nlude(/* */ <sub/opt.h>)", "include/sub/opt.h"),
-    ],
+    ),
 )
 def test_a_file_of_the_library_that_is_asked_for_is_in_the_identity_whether_it_is_there_or_not(
     root: Path, make_settings: MakeSettings, toolchain: str, asked: str, file: str
@@ -198,9 +205,9 @@ def test_data_that_is_embedded_or_asked_for_is_in_the_identity(tmp_path: Path) -
     assert [source.path for source in reached(root, ["demo/a.cpp"])] == sorted(files)
 
 
-@pytest.mark.parametrize("toolchain", ["cxx", NVRTC, NVCC])
 @pytest.mark.parametrize(
-    "asked", ["__has_include(<optx.h>)", '__has_include("optx.h")', "__has_include_next(<optx.h>)"]
+    ("toolchain", "asked"),
+    by_toolchain(("__has_include(<optx.h>)",), ('__has_include("optx.h")',), ("__has_include_next(<optx.h>)",)),
 )
 def test_a_header_outside_that_a_source_asks_for_is_looked_up_before_each_use(
     root: Path, tmp_path: Path, make_settings: MakeSettings, toolchain: str, asked: str

@@ -88,6 +88,9 @@ class Outside(NamedTuple):
     def build(self) -> BuiltKernel:
         return build_one(self.make_spec(), self.settings)
 
+    def find(self) -> BuiltKernel | None:
+        return find_built(self.make_spec(), self.settings, find("cxx", self.settings))
+
     @property
     def header(self) -> Path:
         return self.second / "number.h"
@@ -126,6 +129,7 @@ def test_a_header_outside_that_changes_means_a_new_build_beside_the_old_one(ther
         there.second.symlink_to(real)
     first = there.build()
     content = first.path.read_bytes()
+    assert there.find() == first
     with first.path.open("rb") as mapped:
         before = there.header.stat()
         if how == "link turned":
@@ -144,7 +148,7 @@ def test_a_header_outside_that_changes_means_a_new_build_beside_the_old_one(ther
             os.utime(there.header, (1_000_000_000, 1_000_000_000))
         elif how == "same size and time":
             os.utime(there.header, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert find_built(there.make_spec(), there.settings) is None
+        assert there.find() is None
         second = there.build()
         assert mapped.read() == content
     assert (second.key, second.op_digest) == (first.key, first.op_digest)
@@ -204,7 +208,7 @@ def test_a_header_put_where_the_compiler_looks_earlier_is_a_change(there: Outsid
         there.first.symlink_to(other)
     else:
         (there.first / "number.h").write_text(text)
-    assert find_built(there.make_spec(), there.settings) is None
+    assert there.find() is None
     assert answer_of(there.build().path) == 4
 
 
@@ -228,7 +232,7 @@ def test_a_header_that_was_only_asked_for_counts_when_it_is_there(there: Outside
 def test_a_header_outside_that_is_gone_is_a_change(there: Outside) -> None:
     there.build()
     there.header.unlink()
-    assert find_built(there.make_spec(), there.settings) is None
+    assert there.find() is None
     with pytest.raises(BuildError, match=r"needs the header 'number.h', which is not there"):
         there.build()
 
