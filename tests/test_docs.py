@@ -207,11 +207,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target.partition("#")[0]).exists(), target
 
 
-def test_the_first_example_of_the_readme_runs(machine: Machine) -> None:
-    [example] = [text for text in blocks(CHECKOUT / "README.md", "python") if "numpy" in text]
+def test_the_examples_of_the_readme_run_one_after_the_other(machine: Machine) -> None:
+    first, second = blocks(CHECKOUT / "README.md", "python")
     check = "\nexact = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-6)\n"
-    answer = machine.python(f"{example}{check}assert abs(y - exact).max() < 1e-5")
+    same = "\n".join(f"assert abs({name} - exact).max() < 1e-5" for name in ("y", "out"))
+    answer = machine.python(f"{first}{second}{check}{same}")
     assert answer.code == 0, answer.err
+    assert answer.out.startswith("jit cpu:")
 
 
 # -- what must not be in the repository --------------------------------------------------------------------------------
