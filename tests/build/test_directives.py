@@ -14,6 +14,7 @@ from kartifacts.build.closure import reached, relative
 from kartifacts.build.jit import build_one, find_built
 from kartifacts.build.library import open_library
 from kartifacts.build.toolchains import directives, find
+from kartifacts.build.toolchains.options import flags_for
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError
 from kartifacts.model.arch import parse_arch
@@ -313,6 +314,19 @@ def test_no_macro_of_the_command_line_tells_when_it_was_compiled(
     write_library(root, {"demo/op.toml": text})
     with pytest.raises(ConfigError, match=rf"{clock}: the kernel would be another each time that it is compiled"):
         open_library(root).spec("answer", {"size": "small"}, CPU if device == "cpu" else parse_arch("9.0"))
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize(("name", "kind"), [("CXX", "cxx"), ("CUDA", "nvcc"), ("CUDA", "nvrtc")])
+@pytest.mark.parametrize("flags", ["-DSTAMP={}", "-D STAMP={}", "'-DSTAMP=(1, {})'"])
+def test_no_macro_of_the_settings_tells_when_it_was_compiled(
+    make_settings: MakeSettings, clock: str, name: str, kind: str, flags: str
+) -> None:
+    settings = make_settings(**{f"KARTIFACTS_{name}_FLAGS": flags.format(clock)})
+    with pytest.raises(ConfigError, match=rf"KARTIFACTS_{name}_FLAGS: .*{clock}.*another each time"):
+        flags_for(settings, kind)
+    fixed = make_settings(**{f"KARTIFACTS_{name}_FLAGS": f"-D{clock}=1"})  # a time that is none
+    assert f"-D{clock}=1" in " ".join(flags_for(fixed, kind).flags)
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
