@@ -61,6 +61,20 @@ def test_the_page_declares_what_its_files_and_its_calls_say(tmp_path: Path) -> N
     assert [re.findall(r'load\("([\w/]+)"', text) for text in calls()] == [["softmax/softmax"], ["saxpy/saxpy"]]
 
 
+def test_the_plan_of_the_page_gives_each_build_what_its_compilers_make(machine: Machine, tmp_path: Path) -> None:
+    write_package(tmp_path / "site")
+    [plan] = [text for text in blocks("toml") if text.startswith("# manifests/")]
+    (tmp_path / "release.toml").write_text(plan)
+    code = "import sys; from kartifacts.cli import main; sys.exit(main(['plan', sys.argv[1], '--check', '--json']))"
+    answer = machine.python(code, tmp_path / "release.toml", PYTHONPATH=tmp_path / "site")
+    assert answer.code == 0, answer.err
+    assert {job["build"]: job["ops"] for job in answer.data["jobs"]} == {
+        "cuda-13.0-x86_64": "saxpy",
+        "triton-x86_64": "softmax",
+    }
+    assert [build["kernels"] for build in answer.data["builds"]] == [6, 18]
+
+
 def build(family: str, machine: Machine, tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """Run the page's command; gives the library's directory, and what the repository is read by."""
     root = write_package(tmp_path / "site")
