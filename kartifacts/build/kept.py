@@ -24,6 +24,7 @@ import msgspec
 from kartifacts.build import remembered
 from kartifacts.build.outside import Seen, unchanged
 from kartifacts.build.sections import host_machine
+from kartifacts.build.stamps import stamp_of
 from kartifacts.build.toolchains import IMAGES
 from kartifacts.build.workspace import check_owner, storage_errors, sync
 from kartifacts.errors import ConfigError, VerificationError
@@ -42,6 +43,9 @@ MAX_KERNEL = 2 << 30  # bytes
 SUFFIX = ".so"
 SUFFIXES = (SUFFIX, *IMAGES)
 FILE = NAME + SUFFIX
+
+
+_warned: dict[Path, tuple[object, ...]] = {}
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,16 @@ def _usable(place: Path, spec: Spec, looked: dict[Seen, bool] | None) -> BuiltKe
     except FileNotFoundError:
         pass
     except (OSError, VerificationError, ConfigError) as error:
-        log.warning("the kernel built in %s is not used: %s", place, error)
+        _warn_once(place, f"the kernel built in {place} is not used: {error}")
     return None
+
+
+def _warn_once(place: Path, text: str) -> None:
+    """Say what is wrong with a build, which one search may look at several times, once for as long as it stays so."""
+    stamps = tuple(stamp_of(str(path)) for path in (place, *_entries(place)))
+    if _warned.get(place) != (text, stamps):
+        _warned[place] = text, stamps
+        log.warning("%s", text)
 
 
 def _entries(home: Path) -> Iterator[Path]:

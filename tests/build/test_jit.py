@@ -25,6 +25,7 @@ from kartifacts.errors import BuildError, ConfigError, KartifactsError, StoreErr
 from kartifacts.files import locking
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.spec import Spec
+from tests.conftest import Machine
 
 from .conftest import CPU, Compiler, answer_of
 
@@ -397,6 +398,23 @@ def test_a_damaged_build_is_made_again_and_who_uses_the_old_file_keeps_it(
     assert answer_of(second.path) == 7
     assert build_one(make_spec(), settings).path.read_bytes() == content
     assert not list((settings.workspace / "staging").iterdir())
+
+
+def test_a_damaged_build_is_warned_of_once_in_a_load_and_again_when_it_is_damaged_anew(
+    machine: Machine, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for size in ("1", "1000"):  # other registries, so that nothing is in their memory
+        path = machine.registry(libraries=[tiny]).load("demo/answer", device="cpu", size=size).path
+        for damage in (b"cut", b"flipped"):
+            path.chmod(0o644)
+            path.unlink()
+            path.write_bytes(damage)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                assert machine.registry(libraries=[tiny]).load("demo/answer", device="cpu", size=size).origin == "jit"
+            said = [record.getMessage() for record in caplog.records if "is not used" in record.getMessage()]
+            assert len(said) == 1, said
+            assert str(path.parent) in said[0]
 
 
 def test_a_build_in_a_workspace_that_others_may_write_is_not_run(settings: Settings, make_spec: MakeSpec) -> None:
