@@ -400,6 +400,21 @@ def test_a_damaged_build_is_made_again_and_who_uses_the_old_file_keeps_it(
     assert not list((settings.workspace / "staging").iterdir())
 
 
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "{file}", "{file}/x", "{loop}", "{full}", "{long}"])
+def test_a_workspace_that_cannot_be_is_told_with_what_to_set(
+    tmp_path: Path, make_settings: MakeSettings, make_spec: MakeSpec, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/kernels").touch()  # where a directory is to be
+    named = {name: tmp_path / name for name in ("file", "loop", "full")}
+    settings = make_settings(KARTIFACTS_WORKSPACE=place.format(**named, long=tmp_path / ("x" * 300)))
+    with pytest.raises(StoreError) as caught:
+        build_one(make_spec(), settings)
+    assert "KARTIFACTS_WORKSPACE" in (caught.value.hint or "")
+
+
 def test_a_damaged_build_is_warned_of_once_in_a_load_and_again_when_it_is_damaged_anew(
     machine: Machine, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
