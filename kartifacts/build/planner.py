@@ -331,6 +331,17 @@ def _outside(made: _Object, step: Step) -> list[str]:
             raise BuildError(
                 f"{step.title}: the compiler read {path!r}, which the op's identity does not cover",
                 command=step.shell,
-                hint=f'include it with a plain line: #include "{path}"',
+                hint=_covering(made.unit.source, path),
             )
     return outside.outside(Path(made.root), read)
+
+
+def _covering(source: str, path: str) -> str:
+    """What to write into `source`, so that a file of the library is in the op's identity."""
+    if not source.endswith(".py"):
+        return f'include it with a plain line: #include "{path}"'
+    if path.endswith(".py"):
+        module = path.removeprefix(f"{closure.INCLUDE}/").removesuffix(".py").removesuffix("/__init__")
+        module = module.removeprefix(source.rpartition("/")[0] + "/").replace("/", ".")
+        return f"import it where its name can be read: import {module}"
+    return "write what it says into a module in Python, and import that by its name"

@@ -5,6 +5,7 @@ What only a GPU can show is in ci/gpu.
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import re
@@ -360,6 +361,26 @@ def test_cutedsl_is_imported_by_a_worker_and_never_by_who_builds(root: Path, mac
     assert (answer.code, answer.out) == (0, "[]\n"), answer.err
 
 
+def test_a_data_file_that_the_key_does_not_know_of_is_refused(root: Path, settings: Settings) -> None:
+    """Also the second time, when what the compiler made of it is kept in the module."""
+    (root / "demo/bias.txt").write_text("2.0")
+    edit(root, "demo/scale.py", "from bias import BIAS", "BIAS = float(open('demo/bias.txt').read())")
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"read 'demo/bias\.txt', which the op's identity does not cover"):
+            content(root, settings)
+
+
+def test_no_bytecode_of_a_library_is_compiled(root: Path, settings: Settings) -> None:
+    bias = root / "include/bias.py"
+    compileall.compile_dir(root, quiet=1)
+    stale = bias.stat()
+    edit(root, "include/bias.py", "0.5", "0.7")
+    os.utime(bias, ns=(stale.st_atime_ns, stale.st_mtime_ns))
+    fresh = write(root.parent / "fresh", CUTEDSL)
+    edit(fresh, "include/bias.py", "0.5", "0.7")
+    assert content(root, settings) == content(fresh, settings)
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
@@ -392,10 +413,18 @@ WRONG = {
     "no Python": ({"demo__scale": "import cutlass\ndef scale(:\n"}, "demo/scale.py:2: error: SyntaxError"),
     "a mistake in the kernel": (
         {"demo__scale": CUTEDSL["demo/scale.py"].replace("x[at].to(", "x[at].no_such(")},
-        "demo/scale.py:13: error:",
+        "demo/scale.py:13: error: AttributeError: 'Float16' object has no attribute 'no_such'",
+    ),
+    "a name that is not there, in an if of the kernel": (
+        {"demo__scale": CUTEDSL["demo/scale.py"].replace("if at < cute.size(x)", "if at < nothing")},
+        "demo/scale.py:12: error: NameError: name 'nothing' is not defined",
+    ),
+    "a name that is not there, in the host function": (
+        {"demo__scale": CUTEDSL["demo/scale.py"].replace("grid=(blocks,", "grid=(nothing,")},
+        "demo/scale.py:19: error: NameError: name 'nothing' is not defined",
     ),
     "it ends the process": ({"include__bias": "import os\nos._exit(0)\n"}, "made no file"),
-    "it is killed": ({"include__bias": "import os\nos.abort()\n"}, "failed: exit status 134"),
+    "it is killed": ({"include__bias": "import os\nos.abort()\n"}, "the compiler crashed (SIGABRT)"),
 }
 
 

@@ -5,6 +5,7 @@ What only a GPU can show is in ci/gpu.
 
 from __future__ import annotations
 
+import compileall
 import ctypes
 import os
 import pwd
@@ -423,7 +424,7 @@ WRONG = {
         "demo/shift.py:6: error: NameError('nothing is not defined')",
     ),
     "it ends the process": ({"demo__scale": "import os\nos._exit(0)\n"}, "made no file"),
-    "it is killed": ({"demo__scale": "import os\nos.abort()\n"}, "failed: exit status 134"),
+    "it is killed": ({"demo__scale": "import os\nos.abort()\n"}, "the compiler crashed (SIGABRT)"),
     "it raises what is no Exception": (
         {"demo__scale": "raise SystemExit(0)\n"},
         "demo/scale.py:1: error: SystemExit: 0",
@@ -456,6 +457,33 @@ def test_a_module_that_the_key_does_not_know_of_is_refused(root: Path, settings:
     with pytest.raises(BuildError) as caught:
         content(root, settings)
     assert "read 'demo/shift.py', which the op's identity does not cover" in str(caught.value)
+    assert caught.value.hint is not None
+    assert "import it where its name can be read: import shift" in caught.value.hint
+
+
+def test_a_data_file_that_the_key_does_not_know_of_is_refused(root: Path, settings: Settings) -> None:
+    """Also the second time."""
+    (root / "include/shared/width.txt").write_text("2")
+    reading = "tl.constexpr(int(open('include/shared/width.txt').read()))"
+    edit(root, "demo/scale.py", "tl.constexpr(2)", reading)
+    for _ in range(2):
+        with pytest.raises(BuildError) as caught:
+            content(root, settings)
+        assert "read 'include/shared/width.txt', which the op's identity does not cover" in str(caught.value)
+        assert caught.value.hint is not None
+        assert "write what it says into a module in Python, and import that" in caught.value.hint
+
+
+def test_no_bytecode_of_a_library_is_compiled(root: Path, settings: Settings) -> None:
+    """Which can be of another text than its file has, of the same size and time."""
+    bias = root / "include/shared/bias.py"
+    compileall.compile_dir(root, quiet=1)
+    stale = bias.stat()
+    edit(root, "include/shared/bias.py", "0.5", "0.7")
+    os.utime(bias, ns=(stale.st_atime_ns, stale.st_mtime_ns))
+    fresh = write(root.parent / "fresh", TRITON)
+    edit(fresh, "include/shared/bias.py", "0.5", "0.7")
+    assert image_in(content(root, settings)) == image_in(content(fresh, settings))
 
 
 def test_a_file_outside_of_the_library_is_remembered(root: Path, settings: Settings, tmp_path: Path) -> None:

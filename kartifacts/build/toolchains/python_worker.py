@@ -6,14 +6,19 @@
 So a compiler is imported once, however many kernels follow; no job sees what another one did; and one in which a
 compiler aborts is a job that failed.  The environment holds nothing of the user's that a compiler or a kernel could
 read, but for what is --set.  With --module what is made is kept there too (see `modules`), and taken from there.
+
+Of the library a job sees the text of its files alone, never bytecode that was made of them at another time, and every
+file of it that is opened is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -35,6 +40,9 @@ else:
 
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "SOURCE_DATE_EPOCH")  # of the environment
 _SOURCE = "kernel_source"  # what the module is called that the source becomes
+_STDLIB = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
+_SITES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+_IMPORTING = ("<frozen importlib", *(f"{place}importlib{os.sep}" for place in _STDLIB))
 
 
 class Job(argparse.Namespace):
@@ -146,9 +154,11 @@ def _do(job: Job, output: int, compiled: Callable[[Job, Any], bytes], packages: 
         os.dup2(output, 2)
         tempfile.tempdir = os.environ["TMPDIR"] = os.environ["HOME"] = job.place
         os.environ.update((name, value) for name, _, value in (each.partition("=") for each in job.set))
+        library = _Library(job)
+        library.watch()
         function, imported = _function(job)
         content = compiled(job, function)
-        read = _read(job, imported, packages)
+        read = library.read(imported, packages)
         kept_in = job.kept_in
         if kept_in is not None and not any(map(os.path.isabs, read)):
             kept_in.keep(job.entry, job.asked, content, read)
@@ -198,25 +208,102 @@ def parameters(job: Job, names: list[str], optional: set[str]) -> None:
         raise Mistake(f"{job.source}:1: error: {'; '.join(said)}")
 
 
-def _read(job: Job, imported: set[str], packages: tuple[str, ...]) -> list[str]:
-    """The files that the job has read: the source, what it took of its library, and what it imported from elsewhere."""
-    root = os.getcwd() + os.sep
-    stdlib = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
-    sites = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
-    read = {job.source: None}
-    for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        if not isinstance(place, str) or name == _SOURCE:
-            continue
-        path = os.path.abspath(place)
-        own = not path.startswith(stdlib) or path.startswith(sites)
-        if path.startswith(root) or (own and name in imported and name.partition(".")[0] not in packages):
-            read[path.removeprefix(root)] = None
-    return list(read)
-
-
 def _escaped(name: str) -> str:
     return name.replace("\\", "\\\\").replace(" ", "\\ ").replace("#", "\\#").replace("$", "$$")
+
+
+# -- what it reads -----------------------------------------------------------------------------------------------------
+
+
+class _Library:
+    """The directory that a job runs in, and what is read of it.
+
+    What a program reads that a kernel starts, and which files it asks for without opening them, is not seen.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.root = os.getcwd() + os.sep
+        self._packages = (*_STDLIB, *_SITES, job.site + os.sep)
+        apart = (job.place + os.sep, *self._packages)
+        self._apart = tuple(place for place in apart if place.startswith(self.root))
+        self._opened: dict[str, None] = {}
+        self._listed = ""
+
+    def has(self, path: str) -> bool:
+        """Whether a file is of the library; packages may be installed in the midst of it."""
+        return path.startswith(self.root) and not path.startswith(self._apart)
+
+    def watch(self) -> None:
+        """Let nothing but packages be imported as bytecode, and see from now on what is opened."""
+        usual = importlib.machinery.SourceFileLoader.get_code
+
+        def get_code(loader: Any, name: str) -> Any:
+            path = os.path.abspath(loader.get_filename(name))
+            if path.startswith(self._packages) and not self.has(path):
+                return usual(loader, name)
+            return loader.source_to_code(loader.get_data(path), path)
+
+        importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
+        sys.addaudithook(self._see)
+
+    def _see(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            written = isinstance(flags, int) and (flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_TRUNC)
+            # os.open, which has no mode, takes names in other directories and directories too.
+            if not written and (path := self._path(path)) and (mode is not None or os.path.isfile(path)):
+                self._opened[path] = None
+        elif event == "ctypes.dlopen" and (path := self._path(arguments[0])):
+            self._opened[path] = None
+        elif event in ("os.listdir", "os.scandir") and not self._listed:
+            caller = sys._getframe(1)  # noqa: SLF001  an import looks for its module so, which is in the text
+            path = self._path("." if arguments[0] is None else arguments[0], directory=True)
+            if path and not caller.f_code.co_filename.startswith(_IMPORTING):
+                self._listed = f"{self._line(caller)}error: it looks what lies in {os.path.relpath(path, self.root)!r}"
+
+    def _path(self, named: Any, *, directory: bool = False) -> str:
+        """The full path of what is named so, if that is in the library; else nothing."""
+        if not isinstance(named, (str, bytes, os.PathLike)):
+            return ""
+        path = os.path.abspath(os.fsdecode(named))
+        end = os.sep * directory
+        if self.has(path + end):
+            return path
+        try:
+            path = os.path.realpath(path)
+        except (OSError, ValueError):  # what is no path is opened by nobody
+            return ""
+        return path if self.has(path + end) else ""
+
+    def _line(self, frame: Any) -> str:
+        while frame is not None:
+            name = frame.f_code.co_filename
+            path = os.path.abspath(name)
+            if self.has(path) and not name.startswith("<"):
+                return f"{path.removeprefix(self.root)}:{frame.f_lineno}: "
+            frame = frame.f_back
+        return f"{self.job.source}: "
+
+    def read(self, imported: set[str], packages: tuple[str, ...]) -> list[str]:
+        """The files that the job has read: the source, what it took of its library, and imports from elsewhere.
+
+        Raises:
+            Mistake: it hangs on which files there are.
+        """
+        if self._listed:
+            raise Mistake(f"{self._listed}, which the op's identity does not cover; name the modules that it imports")
+        read = {self.job.source: None}
+        for name, module in list(sys.modules.items()):
+            place = getattr(module, "__file__", None)
+            if not isinstance(place, str) or name == _SOURCE:
+                continue
+            path = os.path.abspath(place)
+            own = not path.startswith(_STDLIB) or path.startswith(_SITES)
+            if self.has(path) or (own and name in imported and name.partition(".")[0] not in packages):
+                read[path.removeprefix(self.root)] = None
+        read |= {path.removeprefix(self.root): None for path in self._opened}
+        return list(read)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -226,8 +313,24 @@ def _told(error: BaseException) -> str:
     """The mistake in one line, with the line of the library that it is in; then all about it."""
     if isinstance(error, Mistake):
         return f"{error}\n"
-    everything = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return f"{_place(error)}error: {type(error).__name__}: {error}\n\n{everything}"
+    everything = _plain("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    # A compiler wraps what went wrong in a kernel into an error of its own, whose first line may say nothing.
+    told = next((each for each in _chain(error) if _place(each)), error)
+    said = next((line.strip() for line in _plain(str(told)).splitlines() if line.strip()), "")
+    return f"{_place(told)}error: {type(told).__name__}{f': {said}' * bool(said)}\n\n{everything}"
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """An error, and what led to it."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def _place(error: BaseException) -> str:
