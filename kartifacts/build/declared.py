@@ -16,7 +16,7 @@ from kartifacts.build.flags import check_define, check_flag, check_link_flag
 from kartifacts.errors import ConfigError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import parse_arch
-from kartifacts.model.spec import FamilyDecl, OpDecl, check_family
+from kartifacts.model.spec import DeviceDecl, FamilyDecl, OpDecl, check_family
 
 DECLARATION = "op.toml"
 MAX_DECLARATION = 1 << 20  # bytes of an op.toml
@@ -33,6 +33,7 @@ _OUTPUTS = {  # the first is what is made where none is named
 }
 MAX_MAJOR = 99  # of CUDA archs; 12 is the highest that there is
 _AXIS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
+_HEADER = re.compile(r"\.(h|hh|hpp|hxx|h\+\+|cuh|inl|inc|ipp|tpp)$", re.IGNORECASE)
 _EXPORT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -108,6 +109,21 @@ def _check_number(op: OpDecl, what: str) -> None:
         )
 
 
+def _check_sources(device: DeviceDecl, where: str) -> None:
+    if len(device.sources) > 1 and (device.output == "image" or device.toolchain == "nvrtc"):
+        raise ConfigError(
+            f"{where}.sources: an image is made of one source, got {', '.join(device.sources)}",
+            hint='include the others from one of them, or declare toolchain = "nvcc" with output = "object"',
+        )
+    for field, sources in (("sources", device.sources), ("host_sources", device.host_sources)):
+        for source in sources:
+            if _HEADER.search(source):
+                raise ConfigError(
+                    f"{where}.{field}: {source[:100]!r} is a header, of which no compiler makes an object",
+                    hint="leave it out: what a source includes is found, and part of the op's identity",
+                )
+
+
 def _check_op(op: OpDecl, what: str) -> None:
     for axis, values in op.axes.items():
         for text in (axis, *values):
@@ -130,11 +146,7 @@ def _check_op(op: OpDecl, what: str) -> None:
         if device.output and device.output not in (made := _OUTPUTS[device.toolchain]):
             expected = " or ".join(f"an {one}" for one in made)
             raise ConfigError(f"{where}.output: {device.toolchain} makes {expected}, not an {device.output[:80]}")
-        if len(device.sources) > 1 and (device.output == "image" or device.toolchain == "nvrtc"):
-            raise ConfigError(
-                f"{where}.sources: an image is made of one source, got {', '.join(device.sources)}",
-                hint='include the others from one of them, or declare toolchain = "nvcc" with output = "object"',
-            )
+        _check_sources(device, where)
         python_kernels.check(op, kind, where)
         for flag in device.flags:
             check_flag(flag, device.toolchain, where)

@@ -159,6 +159,8 @@ def _many(*numbers: int) -> str:
         ('toolchain = "nvcc"', 'toolchain = "nvcc"\noutput = "x"', "nvcc makes an object or an image, not an x"),
         ('toolchain = "nvcc"', 'toolchain = "nvrtc"\noutput = "object"', "nvrtc makes an image, not an object"),
         ('toolchain = "cxx"', 'toolchain = "cxx"\nmajors = [9]', "cpu.majors says nothing"),
+        ('sources = ["answer.cu"]', 'sources = ["answer.cu", "answer.cuh"]', "cuda.sources: 'answer.cuh' is a header"),
+        ('["answer_binding.cpp"]', '["answer_binding.cpp", "a/b.H"]', "host_sources: 'a/b.H' is a header"),
         ('min_arch = "7.5"', "majors = [0]", "cuda.majors: expected the first number"),
         ('min_arch = "7.5"', "majors = [9, -1]", "cuda.majors: expected the first number"),
         ('min_arch = "7.5"', "majors = [9, 9]", "each once"),

@@ -8,14 +8,16 @@ import os
 import pickle
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kartifacts
-from kartifacts.build import jit
+from kartifacts.build import jit, kept, toolchains
 from kartifacts.build.elf import inspect
 from kartifacts.build.library import open_library
 from kartifacts.build.toolchains import nvcc, nvrtc
@@ -34,9 +36,11 @@ from kartifacts.errors import (
 from kartifacts.model.arch import check_toolkit, parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.spec import Spec
-from kartifacts.runtime import host
+from kartifacts.runtime import host, lifecycle
 from kartifacts.runtime.kernel import Kernel
 from kartifacts.runtime.lifecycle import build_and_load
+from tests.build.conftest import write_files
+from tests.build.pythons import CUTEDSL, TRITON
 from tests.conftest import Compiler, Content, Machine, MakeRelease, Released
 
 ANSWER: dict[str, Any] = {"op": "demo/answer", "device": "cpu", "size": 1000}
@@ -281,6 +285,76 @@ def test_a_compiler_that_was_replaced_compiles_again(machine: Machine, tiny: Pat
     first.path.write_text(second.path.read_text())
     after = machine.registry(libraries=[tiny], PATH=path).load(**ANSWER)
     assert (before.origin, after.origin, second.compiled) == ("jit", "jit", 1)
+
+
+def install(place: Path, version: str, *names: str, files: Sequence[str]) -> None:
+    """Lay the distributions `names` of this version into a directory, as a wheel is unpacked."""
+    for name in names:
+        for old in place.glob(f"{name}-*.dist-info"):
+            shutil.rmtree(old)
+        notes = place / f"{name}-{version}.dist-info"
+        notes.mkdir(parents=True)
+        (notes / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (notes / "RECORD").write_text("".join(f"{file},sha256={version},9\n" for file in files))
+    for file in files:
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).touch()
+
+
+PACKAGES: dict[str, tuple[list[str], list[str], dict[str, str], dict[str, str]]] = {
+    "triton": (["triton"], ["triton/backends/compiler.py"], TRITON, {"dtype": "float32", "block": "128"}),
+    "cutedsl": (
+        [f"nvidia_cutlass_dsl{part}" for part in ("", "_libs_base", "_libs_core", "_libs_cu13")],
+        ["nvidia_cutlass_dsl/cu13/lib/libcuda_dialect_runtime_static.a"],
+        CUTEDSL,
+        {"dtype": "float32"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PACKAGES)
+def test_what_another_version_of_a_compiler_in_python_made_is_not_used(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, kind: str
+) -> None:
+    names, files, sources, axes = PACKAGES[kind]
+    if kind == "cutedsl":  # whose kernels are linked with a CUDA runtime
+        request.getfixturevalue("toolkit")
+    spec = open_library(write_files(tmp_path / "pylib", sources)).spec("scale", axes, parse_arch("9.0a"))
+    settings, packages = machine.settings(), tmp_path / "packages"
+    monkeypatch.syspath_prepend(packages)
+    imported = set(sys.modules)
+
+    def usable(policy: str = "auto") -> list[str]:
+        found = lifecycle.usable(spec, replace(settings, jit=policy), [])
+        return [built.toolchain["version"] for built in found]
+
+    versions = ("97.0", "98.0")
+    for version in versions:
+        install(packages, version, *names, files=files)
+        assert usable() == []
+        made_with = toolchains.find(kind, settings).made_with(spec)
+        content = b"no kernel, and never loaded here"
+        said = kept.Record(
+            uri=spec.uri,
+            arch=str(spec.arch),
+            key=spec.key(made_with),
+            op_digest=spec.op_digest,
+            sha256=sha256(content),
+            size=len(content),
+            exports=[],
+            needs={},
+            parts=spec.key_parts(made_with),
+            suffix=".cubin",
+        )
+        staged = tmp_path / version
+        staged.mkdir()
+        (staged / "kernel.cubin").write_bytes(content)
+        kept.keep(staged, machine.workspace, spec, said)
+        assert usable() == [version]
+    install(packages, "97.0", *names, files=files)
+    assert usable() == ["97.0"]
+    assert sorted(usable("never")) == sorted(versions)
+    assert not {"triton", "cutlass", "torch"} & (set(sys.modules) - imported)
 
 
 @pytest.mark.parametrize("policy", [{"jit": "never"}, {"offline": 1}, {"PATH": "/nowhere"}], ids=str)
