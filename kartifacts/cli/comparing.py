@@ -9,12 +9,19 @@ from typing import Any
 import click
 
 from kartifacts.cli import emit, json_option
+from kartifacts.errors import ConfigError
 from kartifacts.files.directories import directory_in
 
 
 def _place(text: str) -> Path:
     """A file or directory in any of the spellings that repositories have."""
-    return Path(directory_in(text) or text)
+    found = directory_in(text)
+    if found is None and (not text or "://" in text):
+        raise ConfigError(
+            f"{text[:200]!r} names no file or directory of this machine, and only these are read",
+            hint="kartifacts mirror copies what a bucket holds into a directory" if text else None,
+        )
+    return found or Path(text)
 
 
 @click.command("inspect")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,10 @@ import click
 from kartifacts.cli import emit, json_option
 from kartifacts.errors import ConfigError, VerificationError
 
+log = logging.getLogger(__name__)
+
 SOMETHING_MISSED = 12
+_SHOWN = 5
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -28,7 +33,7 @@ def coverage_command(
     """Print ops and archs of the repository or built file PLACE, as its content says; or what was missing, with --from.
 
     A log is the file that KARTIFACTS_MISSES names, or any output that holds MissingKernel errors.  What was missing is
-    printed as entries for a release plan; the exit code is 12 if anything was.
+    printed as entries for a release plan; the exit code is 12 if anything was, even if its record cannot be read.
     """
     if (place is None) == (not logs):
         raise ConfigError("expected a repository or a built file, or logs", hint="kartifacts coverage --from LOG")
@@ -47,11 +52,16 @@ def _missed(logs: tuple[str, ...], plan: Path | None, *, as_json: bool) -> int:
     from kartifacts.publish.plan import read_plan
 
     wanted = None if plan is None else read_plan(plan)
-    found = missed.read(_lines(logs))
+    found, unread = missed.read(_lines(logs))
+    for line in unread[:_SHOWN]:
+        log.warning("this record of something that was missing cannot be read: %s", line)
+    if len(unread) > _SHOWN:
+        log.warning("and %d more cannot be read", len(unread) - _SHOWN)
     advice = lacking.advise(found, wanted)
-    data = {"missed": [one.report() for one in found], **advice.report()}
-    emit(as_json, data, lacking.as_toml(found, advice) if found else "# nothing was missing")
-    return SOMETHING_MISSED if found else 0
+    data = {"missed": [one.report() for one in found], "unread": unread, **advice.report()}
+    nothing = "# nothing was missing" if not unread else "# what was missing cannot be read"
+    emit(as_json, data, lacking.as_toml(found, advice) if found else nothing)
+    return SOMETHING_MISSED if found or unread else 0
 
 
 def _lines(logs: tuple[str, ...]) -> Iterator[str]:
@@ -69,8 +79,16 @@ def _lines(logs: tuple[str, ...]) -> Iterator[str]:
 def _covered(place: Path, library: str | None, *, as_json: bool) -> int:
     from kartifacts.diagnostics import covered
 
-    is_file = place.is_file()
-    rows = covered.of_file(place) if is_file else list(covered.of_repository(place, library))
+    if place.is_dir():
+        rows = list(covered.of_repository(place, library))
+    elif library is not None:
+        raise ConfigError(
+            f"{str(place)!r} is no repository directory: --library has nothing to choose from in one file"
+        )
+    elif not os.path.lexists(place):
+        raise ConfigError(f"there is no file or directory {str(place)!r}")
+    else:
+        rows = covered.of_file(place)
     table: dict[str, dict[str, set[str]]] = {}
     for row in rows:
         cells = table.setdefault(row.uri, {"archs": set(), "said": set()})

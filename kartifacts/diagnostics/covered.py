@@ -28,9 +28,7 @@ def of_repository(path: Path, library: str | None = None) -> Iterator[Covered]:
     """Every kernel of every release in a repository; files of others that are for any arch are left out."""
     repository = Repository(path)
     done: set[str] = set()
-    for pin in repository.pins():
-        if library not in (None, pin.library):
-            continue
+    for pin in repository.pins(library):
         for descriptor in repository.release(pin).manifests:
             if descriptor.sha256 in done:
                 continue

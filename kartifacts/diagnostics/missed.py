@@ -10,11 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from kartifacts.errors import ConfigError
+from kartifacts.errors import ConfigError, printable
 from kartifacts.model.arch import Arch, parse_arch
 
+_BEGINNING = 100  # characters of a line that are shown
+_BEGINS = '{"missing": "'  # as each line of KARTIFACTS_MISSES does
 _WHOLE_URI = re.compile(r"[a-z0-9._+-]+/[a-z0-9._+-]+(\?[!#-\[\]-~ ]+)?")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _URI = r"(?P<uri>[a-z0-9._+-]+/[a-z0-9._+-]+(\?[^\s:,'\"\\]+)?)"
@@ -57,13 +59,22 @@ class Missed:
         return self.uri.partition("/")[0]
 
 
-def read(lines: Iterable[str]) -> list[Missed]:
-    """Every kernel that the lines say was missing, sorted; a line that says nothing of the kind is passed over."""
+class Read(NamedTuple):
+    """What logs say."""
+
+    missed: list[Missed]  # sorted
+    unread: list[str]  # how lines begin that say something was missing, and not which kernel for which arch
+
+
+def read(lines: Iterable[str]) -> Read:
+    """Every kernel that the lines say was missing; a line that says nothing of the kind is passed over."""
     found: dict[tuple[str, Arch], Missed] = {}
+    unread: list[str] = []
     for said in _events(lines):
         try:
             arch = parse_arch(said["arch"])
-        except ConfigError:  # not a line of ours, or of another version's
+        except (ConfigError, KeyError):  # it is cut, damaged or of another version
+            unread.append(printable(said["text"][:_BEGINNING]))
             continue
         missed = found.setdefault((said["missing"], arch), Missed(said["missing"], arch))
         missed.times += 1
@@ -71,7 +82,7 @@ def read(lines: Iterable[str]) -> list[Missed]:
         missed.tests |= {test for test in [said.get("test")] if test and isinstance(test, str)}
         missed.pids |= {pid for pid in [said.get("pid")] if isinstance(pid, int)}
         missed.machines |= {machine for machine in [said.get("machine")] if machine and isinstance(machine, str)}
-    return sorted(found.values(), key=lambda missed: (missed.uri, str(missed.arch)))
+    return Read(sorted(found.values(), key=lambda missed: (missed.uri, str(missed.arch))), unread)
 
 
 def _events(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
@@ -79,7 +90,7 @@ def _events(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for line in lines:
         text = _COLOUR.sub("", line).rstrip("\r\n")
         if '"missing"' in text and (said := _noted(text[text.find("{") :])) is not None:
-            yield said
+            yield {**said, "text": text}
         elif heading := _TEST.match(text):
             test = heading["test"]
         elif _NO_TEST.match(text):
@@ -87,14 +98,16 @@ def _events(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
         else:
             for pattern, outcome in ((_REFUSED, "refused"), (_COMPILED, "compiled")):
                 for match in pattern.finditer(text):
-                    yield {"missing": match["uri"], "arch": match["arch"], "outcome": outcome, "test": test}
+                    told = {"missing": match["uri"], "arch": match["arch"], "outcome": outcome, "test": test}
+                    yield {**told, "text": text[match.start() :]}
 
 
 def _noted(text: str) -> Mapping[str, Any] | None:
-    """What a line of ``KARTIFACTS_MISSES`` says; None if it is none."""
+    """What a line of ``KARTIFACTS_MISSES`` says, nothing if it cannot be read; None if it is no such line."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):  # half a line, as a full disk leaves it
+        return {} if text.startswith(_BEGINS) else None
+    if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("missing", "arch")):
         return None
-    known = isinstance(said, dict) and all(isinstance(said.get(name), str) for name in ("missing", "arch"))
-    return said if known and _WHOLE_URI.fullmatch(said["missing"]) else None
+    return said if _WHOLE_URI.fullmatch(said["missing"]) else {}

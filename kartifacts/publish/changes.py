@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from kartifacts.errors import VerificationError
+from kartifacts.errors import ConfigError, VerificationError, printable
+from kartifacts.model.arch import parse_arch
 from kartifacts.model.difference import Difference, documents, names, values
 from kartifacts.model.digest import Digest, sha256
 from kartifacts.model.frames import decompress
@@ -21,6 +23,7 @@ from kartifacts.publish.repository import Repository, bundle_name
 Compare = Callable[[bytes, bytes], Sequence[Difference]]
 """How the bytes of two kernels differ."""
 
+_SHOWN = 20
 _SHORT = 12  # digits of a digest, for people
 
 
@@ -59,6 +62,7 @@ class Scope:
     Args:
         depth: how many kernels of each bundle are explained.
         versions: of the first repository, and of the second; empty for all.
+        arch: in any spelling.
     """
 
     depth: int
@@ -68,19 +72,37 @@ class Scope:
     arch: str = ""
 
     def holds(self, descriptor: Descriptor) -> bool:
-        return self.family in ("", descriptor.note("family")) and self.arch in ("", descriptor.note("arch"))
+        return self.family in ("", descriptor.note("family")) and self._arch in ("", descriptor.note("arch"))
+
+    @cached_property
+    def _arch(self) -> str:
+        return self.arch if self.arch in ("", "any") else str(parse_arch(self.arch))
+
+    def check(self, descriptors: Sequence[Descriptor]) -> None:
+        """Refuse a family or arch that selects none of these bundles: nothing would be found to differ."""
+        if not any(map(self.holds, descriptors)):
+            named = " ".join([self.family] * bool(self.family) + [f"for {self._arch}"] * bool(self._arch))
+            held = sorted({f"{each.note('family')} for {each.note('arch')}" for each in descriptors})
+            more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
+            raise ConfigError(
+                f"neither repository holds a bundle {named[:200]}",
+                hint=f"bundles there: {printable(', '.join(held[:_SHOWN]))}{more}",
+            )
 
 
 def releases(first: Repository, second: Repository, scope: Scope, compare: Compare) -> Iterator[Difference]:
     """How what two repositories hold differs, release by release; `compare` explains how two kernels do.
 
     Raises:
-        ConfigError: one of them is no repository, or has no such release.
+        ConfigError: one of them is no repository, or has no such release; or neither has such a bundle.
         VerificationError: one of them is damaged.
     """
     before, after = (
         side.pins(scope.library, version or None) for side, version in zip((first, second), scope.versions, strict=True)
     )
+    if scope.family or scope.arch:
+        sides = ((first, before), (second, after))
+        scope.check([each for side, pins in sides for pin in pins for each in side.release(pin).manifests])
     for name, earlier, later in _paired(before, after):
         if earlier is None or later is None:
             pin = earlier or later

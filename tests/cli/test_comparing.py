@@ -101,8 +101,6 @@ def test_archs_and_kernels_that_one_release_lacks_are_named(site: Site) -> None:
     assert f"bundle demo for {ARCHS[2]}: 1 kernels are new" in said
     assert "kernels: without 'demo/answer?size=1000'" in said
     assert f"{ARCHS[0]}:" not in diff(site, first, second, "--arch", ARCHS[1]).out
-    nothing = diff(site, first, second, "--family", "other")
-    assert (nothing.code, nothing.out) == (0, "the same repositories\n")
 
 
 def test_versions_are_compared_by_name_and_a_release_alone_is_said_to_be(site: Site) -> None:
@@ -165,10 +163,67 @@ def test_what_cannot_be_compared_is_refused_with_a_sentence(site: Site) -> None:
     assert (mixed.code, mixed.out) == (2, "")
     assert re.search(r"'.*one-out' is a directory and '.*kernel\.so' is none: they cannot be compared", mixed.err)
     gone = diff(site, kernel_of(site, "one"), site.root / "absent.so")
-    assert (gone.code, "absent.so" in gone.err) == (9, True)
+    assert (gone.code, "there is no file or directory" in gone.err, "absent.so" in gone.err) == (2, True, True)
+    assert diff(site, out, site.root / "absent").err.count("there is no file or directory") == 1
     empty = site.root / "empty"
     empty.mkdir()
     assert "holds no release" in diff(site, out, empty).err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--arch", "bogus"], "bogus"),
+        (["--arch", "9.0a"], f"neither repository holds a bundle for 9.0a; bundles there: demo for {CPU}"),
+        (["--arch", "sm_90a"], "neither repository holds a bundle for 9.0a"),
+        (["--family", "nope"], "neither repository holds a bundle nope"),
+        (["--family", "nope", "--arch", CPU], f"neither repository holds a bundle nope for {CPU}"),
+        (["--library", "nope"], "holds no nope"),
+    ],
+)
+@pytest.mark.parametrize("changed", [False, True], ids=["same", "changed"])
+def test_options_that_select_nothing_do_not_make_releases_the_same(
+    site: Site, changed: bool, options: list[str], says: str
+) -> None:
+    first = build(site, "one")
+    if changed:
+        change(site.library / "include/scale.h", "7L", "8L")
+    answer = diff(site, first, build(site, "two"), *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert says in answer.err.replace("\nhint: ", "; ")
+
+
+def test_an_arch_is_known_in_each_of_its_spellings(site: Site) -> None:
+    first = build(site, "one")
+    change(site.library / "include/scale.h", "7L", "8L")
+    second = build(site, "two")
+    for spelled in (CPU, CPU.upper().replace("CPU", "cpu")):
+        assert diff(site, first, second, "--arch", spelled).code == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("", "'' names no file or directory of this machine"),
+        ("s3://bucket/prefix", "'s3://bucket/prefix' names no file or directory of this machine"),
+        ("https://host/x", "names no file or directory of this machine"),
+        ("nowhere", "there is no file or directory 'nowhere'"),
+        ("./no/where", "there is no file or directory 'no/where'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["diff", "inspect"])
+def test_a_place_that_is_not_there_is_called_so(site: Site, command: str, place: str, says: str) -> None:
+    answer = site.cli("reader", command, place, *([place] if command == "diff" else []))
+    assert (answer.code, answer.out) == (2, "")
+    assert says in answer.err
+
+
+def test_options_for_repositories_are_refused_where_files_are_compared(site: Site) -> None:
+    build(site, "one")
+    kernel = kernel_of(site, "one")
+    for options in (["--family", "demo"], ["--arch", CPU], ["--library", "tinyops"], ["--versions", "1", "2"]):
+        answer = diff(site, kernel, kernel, *options)
+        assert (answer.code, "is no repository directory" in answer.err) == (2, True)
 
 
 # -- inspect -----------------------------------------------------------------------------------------------------------

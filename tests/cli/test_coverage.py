@@ -220,20 +220,43 @@ def test_the_message_is_found_wherever_a_program_shows_it(ask: Ask, shown: str) 
     assert (row["uri"], row["arch"], row["times"]) == ("norm/rmsnorm?dtype=bfloat16", "9.0a", 1)
 
 
-def test_lines_that_are_cut_or_not_ours_are_passed_over(ask: Ask) -> None:
-    whole = note("norm/rmsnorm", "9.0a")
-    bad = [
-        whole[: len(whole) // 2],
-        note("norm/rmsnorm", "not-an-arch"),
-        note('norm/rm"\n[[build]]\nx', "9.0a"),
-        note("norm/../x\x1b[2J", "9.0a"),
+UNREADABLE = {
+    "cut early": note("norm/rmsnorm", "9.0a")[:20],
+    "cut late": note("norm/rmsnorm", "9.0a")[:-1],
+    "no such arch": note("norm/rmsnorm", "9.0q"),
+    "no arch": note("norm/rmsnorm", ""),
+    "TOML": note('norm/rm"\n[[build]]\nx', "9.0a"),
+    "another place": note("norm/../x\x1b[2J", "9.0a"),
+    "garbage": note("norm/rmsnorm", "9.0a")[:30] + "\0\ufffd" * 50,
+    "after a time": f"2026-01-01 {note('norm/rmsnorm', '9.0a')[:40]}",
+    "a message": message("norm/rmsnorm", "sm_nothing"),
+}
+
+
+@pytest.mark.parametrize("bad", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_record_that_cannot_be_read_is_no_sign_that_nothing_was_missing(
+    ask: Ask, bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = ask(bad)
+    assert (alone.code, alone.out) == (MISSED, "# what was missing cannot be read\n")
+    assert "this record of something that was missing cannot be read: " in caplog.text
+    assert "\x1b" not in caplog.text
+    answer = ask(bad, note("norm/rmsnorm", "9.0a"), more=("--json",))
+    assert [row["times"] for row in answer.data["missed"]] == [1]
+    assert len(answer.data["unread"]) == 1
+
+
+def test_lines_that_are_not_ours_are_passed_over(ask: Ask) -> None:
+    others = [
         json.dumps({"missing": ["norm/rmsnorm"], "arch": "9.0a"}),
+        json.dumps({"missing": "file.txt", "level": "error"}),
         "[" * 100_000,
         '{"missing": ' + "[" * 100_000,
-        message("norm/rmsnorm", "sm_nothing"),
     ]
-    answer = ask(*bad, whole, more=("--json",))
+    assert ask(*others).code == 0
+    answer = ask(*others, note("norm/rmsnorm", "9.0a"), more=("--json",))
     assert [row["times"] for row in answer.data["missed"]] == [1]
+    assert answer.data["unread"] == []
 
 
 def test_several_logs_and_stdin_are_read_as_one(machine: Machine, tmp_path: Path) -> None:
@@ -280,7 +303,8 @@ def test_several_logs_and_stdin_are_read_as_one(machine: Machine, tmp_path: Path
         (["--from", "-", "--library", "x"], ["--library"]),
         (["x", "--plan", "p"], ["--plan"]),
         (["--from", "-", "--plan", "nowhere.toml"], ["nowhere.toml"]),
-        (["nowhere"], ["nowhere"]),
+        (["nowhere"], ["no file or directory 'nowhere'"]),
+        (["/dev/null", "--library", "x"], ["'/dev/null' is no repository directory"]),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -342,7 +366,7 @@ def test_the_error_and_the_log_of_the_jit_are_what_is_looked_for(
     with caplog.at_level("INFO"):
         machine.registry(libraries=[tiny]).load("demo/answer", device="cpu", size=1)
     for text, compiled in ((str(caught.value), 0), (caplog.text, 1)):
-        [row] = missed.read(text.splitlines())
+        [row] = missed.read(text.splitlines()).missed
         assert (row.uri, row.arch, row.compiled) == ("demo/answer?size=1", host.cpu(), compiled)
 
 
@@ -407,6 +431,21 @@ def test_a_built_file_tells_its_functions_and_archs(machine: Machine, tiny: Path
     [machine_name] = answer.data["coverage"]["answer"]["archs"]
     assert machine_name == inspect(kernel.path).machine
     assert machine.cli("coverage", kernel.path).out == f"answer  {machine_name}\n"
+
+
+def test_what_is_there_and_no_file_is_not_said_to_be_missing(machine: Machine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (str(tmp_path / "pipe"), "/dev/zero"):
+        answer = machine.cli("coverage", place)
+        assert answer.code != 0
+        assert f"cannot read '{place}': " in answer.err
+        assert "no such" not in answer.err.lower()
+
+
+def test_a_library_that_a_repository_lacks_is_not_covered(machine: Machine, released: Released) -> None:
+    answer = machine.cli("coverage", released.path, "--library", "nope")
+    assert (answer.code, answer.out) == (2, "")
+    assert "holds no nope" in answer.err
 
 
 def test_a_file_that_is_no_kernel_is_damage_and_not_coverage(machine: Machine, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs an
 ONE: dict[str, Any] = {**CPU, "archs": ["cpu:x86-64"], "shards": 1}
 GPU: dict[str, Any] = {"name": "gpu", "machine": "x86_64", "cuda": "13.0", "archs": ["9.0a"]}
 KERNEL = "demo/answer?size=1 for cpu:x86-64"
+RUNNER = "home/runner/work"
 FFI = Path(tvm_ffi.__file__).parent / "lib"
 SPILLING = """
 extern "C" __global__ void answer(const float* x, float* y, int n) {
@@ -145,7 +146,7 @@ def forged(site: Site, source: str, name: str) -> None:
     ("body", "says"),
     [
         ("return missing_fn();", "uses missing_fn, which no library that it needs defines"),
-        ('said = "/home/runner/work/f.cpp"; return 0;', "holds '/home/runner/work/f.cpp', a path of a machine that"),
+        (f'said = "/{RUNNER}/f.cpp"; return 0;', f"holds '/{RUNNER}/f.cpp', a path of a machine that"),
         ("return 0;", ""),
     ],
 )

@@ -48,6 +48,7 @@ def inspect(place: Path, kernel: str = "", **scope: str | None) -> Report:
     """
     from kartifacts.diagnostics import described
 
+    _check_there(place)
     if os.path.isdir(place):
         wanted = described.Wanted(scope.get("library"), scope.get("version"), kernel, scope.get("arch") or "")
         if kernel:
@@ -60,11 +61,15 @@ def inspect(place: Path, kernel: str = "", **scope: str | None) -> Report:
 
 def diff(first: Path, second: Path, scope: Scope) -> Report:
     """How `second` differs from `first`; both are kernels, reports of builds, or repository directories."""
+    _check_there(first)
+    _check_there(second)
     if os.path.isdir(first) and os.path.isdir(second):
         kind, found = "repositories", _repositories(first, second, scope)
     elif os.path.isdir(first) or os.path.isdir(second):
         directory, file = (first, second) if os.path.isdir(first) else (second, first)
         raise ConfigError(f"{str(directory)!r} is a directory and {str(file)!r} is none: they cannot be compared")
+    elif scope.library or any(scope.versions) or scope.family or scope.arch:
+        raise ConfigError(f"{str(first)!r} is no repository directory: there is nothing to choose from in one file")
     else:
         before, after = _read(first), _read(second)
         reports = _report(before), _report(after)
@@ -74,6 +79,11 @@ def diff(first: Path, second: Path, scope: Scope) -> Report:
             kind, found = "files", _files(first, before, second, after)
     rows = [{"where": row.where, "change": row.change, "text": row.text} for row in found]
     return {"kind": kind, "first": str(first), "second": str(second), "same": not rows, "differences": rows}
+
+
+def _check_there(place: Path) -> None:
+    if not os.path.lexists(place):
+        raise ConfigError(f"there is no file or directory {str(place)!r}")
 
 
 def _read(path: Path) -> bytes:
