@@ -14,9 +14,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+import setuptools
 from setuptools import setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # without build isolation nobody holds what is installed against pyproject.toml
+    sys.exit(
+        f"kartifacts is built by setuptools 77 or later; here is {setuptools.__version__}: pip install -U setuptools"
+    )
 
 HERE = Path(__file__).parent
 KEPT = {".toml", ".cu", ".cuh", ".h", ".cpp", ".jinja", ".py"}

@@ -49,14 +49,14 @@ def explain(step: Step, status: int, text: str, logs: Path) -> BuildError:
     if status in _SIGNALLED or _KILLED.search(text):
         kind = CompilerKilled
         message = f"the compiler was killed (exit status {status}), most often for want of memory, at {step.title}"
-        hint = "set KARTIFACTS_JOBS=1, or give the container more memory"
+        hint = f"set KARTIFACTS_JOBS=1, or give the container more memory; full log: {log}"
     elif _NO_MEMORY.search(text):
         kind = CompilerKilled
         message = f"the compiler ran out of memory, at {step.title}: {first}"
-        hint = "set KARTIFACTS_JOBS=1, or give the container more memory"
+        hint = f"set KARTIFACTS_JOBS=1, or give the container more memory; full log: {log}"
     elif _FULL.search(text):
         message = f"the disk is full, at {step.title}: {first}"
-        hint = "make room, or set KARTIFACTS_WORKSPACE to another disk"
+        hint = f"make room, or set KARTIFACTS_WORKSPACE to another disk; full log: {log}"
     elif match := _NO_HEADER.search(text):
         kind = HeaderMissing
         message = f"{step.title} needs the header {match[match.lastindex or 0]!r}, which is not there: {first}"

@@ -336,13 +336,24 @@ class Registry:
             return found or lifecycle.build(other, self.settings, refusals)
         except MissingKernel as error:
             fetch = f"kartifacts fetch --ops {request.uri.partition('?')[0]} --archs {request.device}"
-            if self.lock.releases:
+            if self.lock.releases and self._may_be_pinned(request):
                 error.hint = f"fetch it first, on a machine with network: {fetch}"
+            elif self.lock.releases:
+                error.hint = f"no pinned release holds it for {request.device}; {error.hint}"
             else:
                 error.hint = (
                     self._to_pin() or f"{error.hint}; or pin a release that holds it, by kartifacts sync or lock"
                 )
             raise
+
+    def _may_be_pinned(self, request: Request) -> bool:
+        """Whether a bundle that runs here is pinned, or one of the releases cannot be read without a socket."""
+        from kartifacts.runtime import resolve
+
+        unread: list[Refusal] = []
+        wrong: list[VerificationError] = []
+        fitting = resolve.by_arch(request, self._bundles(unread, wrong, remote=False), [])
+        return bool(fitting or unread or wrong)
 
     # -- what it works with, each found at first use -------------------------------------------------------------------
 

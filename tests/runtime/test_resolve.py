@@ -93,6 +93,17 @@ def test_what_lacks_the_device_is_not_asked_for_and_the_reason_reaches_the_user(
         assert "the device is 12.0" in str(error)
 
 
+@pytest.mark.parametrize(("known", "way_out"), [(True, "no pinned release holds it"), (False, "fetch it first")])
+def test_no_fetch_is_recommended_that_would_bring_nothing(
+    machine: Machine, make_release: MakeRelease, gpus: Pretend, known: bool, way_out: str
+) -> None:
+    made = make_release(norm("9.0a"))
+    gpus("12.1")
+    here = {"path": made.path} if known else {}
+    with pytest.raises(MissingKernel, match=f"hint: {way_out}"):
+        machine.registry(lock=made.lock_file, jit="never", **here).load("norm/rmsnorm", device="cuda", dtype="float32")
+
+
 @pytest.mark.nvcc
 @pytest.mark.usefixtures("toolkit")
 def test_what_lacks_the_device_is_compiled_for_it(machine: Machine, make_release: MakeRelease, gpus: Pretend) -> None:
