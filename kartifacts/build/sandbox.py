@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from markupsafe import Markup
 
 MAX_TEXT = 16 << 20  # bytes of a rendered text, and of a value while it is rendered
-MAX_STEPS = 500_000  # calls and rounds of loops of one rendering
+MAX_STEPS = 200_000  # calls and rounds of loops of one rendering
 MAX_WIDTH = 10_000  # of what filters fill up
 _MAX_PRODUCT = 1 << 28  # of the sizes of two values, one of which may be put at every place of the other
 _MAX_BITS = 1 << 12  # of an integer
