@@ -1,4 +1,4 @@
-"""Reads the name of a repository directory on a command line, in each of the spellings that buckets have too."""
+"""Reads the name of a repository directory on a command line, in each of the spellings that buckets have too, once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kartifacts.errors import ConfigError
 from kartifacts.files.directories import directory_in
 from kartifacts.remote.addresses import shown
 
@@ -29,3 +30,11 @@ class Repository(click.Path):
                 ctx,
             )
         return super().convert(str(path or text), param, ctx)
+
+
+def only_one(_: click.Context, parameter: click.Parameter, values: tuple[Any, ...]) -> Any:
+    """Callback of an option with `multiple=True` that is taken once: of two, the first would be dropped silently."""
+    if len(values) > 1:
+        given = ", ".join(shown(str(value)) for value in values)
+        raise ConfigError(f"{parameter.opts[0]} is taken once, and was given {len(values)} times: {given}")
+    return values[0] if values else None

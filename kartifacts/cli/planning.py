@@ -8,7 +8,7 @@ import click
 
 from kartifacts import config
 from kartifacts.cli import emit, json_option
-from kartifacts.cli.places import Repository
+from kartifacts.cli.places import Repository, only_one
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _PLAN = "manifests/release.toml"
@@ -43,7 +43,14 @@ def plan_command(plan: Path, form: str, builds: tuple[str, ...], check: bool, as
 
 @click.command("merge")
 @click.option("--plan", type=_FILE, required=True, help="The plan that the shards were built by.")
-@click.option("--from", "source", required=True, help="Directory or bucket where the shards were handed in.")
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    multiple=True,
+    callback=only_one,
+    help="Directory or bucket where all shards were handed in.",
+)
 @click.option("--out", required=True, type=Repository(), help="Repository directory to write.")
 @_builds_option
 @click.option("--release-version", default="", help="Version of the release; default: that of the library's package.")

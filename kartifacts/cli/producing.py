@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from kartifacts import config
 from kartifacts.cli import emit, json_option
 from kartifacts.cli.keys import passphrase_option, secret_of, single_writer_option
-from kartifacts.cli.places import Repository
+from kartifacts.cli.places import Repository, only_one
 from kartifacts.cli.sizes import Size
 from kartifacts.errors import ConfigError
 from kartifacts.files.directories import check_place
@@ -27,7 +27,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
 @click.option("--plan", type=_FILE, help="Build what this plan says, instead of --archs, --ops and --library.")
 @click.option("--build", "name", default="", help="The build of the plan to do here; `kartifacts plan` lists them.")
-@click.option("--shard", default="", metavar="I/N", help="Do this part of the build, and hand it in at --out.")
+@click.option("--shard", default=None, metavar="I/N", help="Do this part of the build, and hand it in at --out.")
 @click.option(
     "--out", required=True, help="Repository directory to write; with --shard a directory or bucket where shards meet."
 )
@@ -50,7 +50,7 @@ def build_command(
     ops: str,
     plan: Path | None,
     name: str,
-    shard: str,
+    shard: str | None,
     out: str,
     library: str,
     release_version: str,
@@ -73,7 +73,7 @@ def build_command(
         if file is not None:
             check_place(file, option, directory=False)
     settings = config.read(overrides={"archs": archs})
-    if shard:
+    if shard is not None:
         assert plan is not None
         report = flows.build_shard(settings, plan=plan, name=name, shard=shard, out=out, recipe=recipe)
         lines = _shard_lines(report)
@@ -97,7 +97,7 @@ def build_command(
     emit(as_json, report, "\n".join(lines))
 
 
-def _refuse_together(context: click.Context, plan: Path | None, shard: str) -> None:
+def _refuse_together(context: click.Context, plan: Path | None, shard: str | None) -> None:
     """Refuse options of which one would silently count for nothing."""
     given = {
         name
@@ -105,7 +105,7 @@ def _refuse_together(context: click.Context, plan: Path | None, shard: str) -> N
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     against = {"--plan": given & {"archs", "ops", "library"}} if plan is not None else {}
-    if shard:
+    if shard is not None:
         against["--shard"] = given & {"release_version", "since", "lock"}  # they are for `merge`
         if plan is None or "name" not in given:
             raise ConfigError("--shard is a part of one build of a plan: pass --plan and --build too")
@@ -192,7 +192,15 @@ def import_checksums(
 
 @click.command("publish")
 @click.argument("bucket")
-@click.option("--from", "source", required=True, type=Repository(), help="Repository directory that build wrote.")
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    type=Repository(),
+    multiple=True,
+    callback=only_one,
+    help="Repository directory that build wrote.",
+)
 @click.option("--library", default=None, help="Publish the releases of this library only.")
 @click.option("--release-version", default=None, help="Publish this version only.")
 @click.option(
@@ -288,7 +296,12 @@ def lock_command(repository: Path, lock: Path, library: str | None, release_vers
 @click.option("--ops", default="", help="Families or ops, separated by commas; default: all.")
 @click.option("--one-per-arch", is_flag=True, help="A wheel for each arch instead of one for all.")
 @click.option(
-    "--from", "source", type=Repository(), help="Repository directory to take; default: what the lock pins, fetched."
+    "--from",
+    "source",
+    type=Repository(),
+    multiple=True,
+    callback=only_one,
+    help="Repository directory to take; default: what the lock pins, fetched.",
 )
 @click.option("--library", default=None, help="Take this library only.")
 @click.option("--release-version", default=None, help="Take this version, where there are several.")

@@ -124,7 +124,8 @@ def _gap(bucket: Bucket, build: Build, number: int, of: int, there: Sequence[Pla
     said = f"shard {number}/{of} of build {build.name!r} is missing"
     others = [place for place in there if (place.build, place.number, place.of) == (build.name, number, of)]
     if not others:
-        return f"{said}: kartifacts build --plan PLAN --build {build.name} --shard {number}/{of} --out {bucket.name}"
+        command = f"kartifacts build --build {build.name} --shard {number}/{of} --out {bucket.name}"
+        return f"{said}: run `{command}` with this --plan"
     shard = read_shard(bucket, others[-1])
     made = shard.promises[:12] if shard is not None else ""
     return f"{said}; the one that is there was made of other sources or by another plan (promises {made})"

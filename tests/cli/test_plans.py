@@ -131,8 +131,8 @@ def test_a_failed_build_keeps_what_it_made_for_the_next_try(site: Site) -> None:
     assert (report["taken"], report["built"]) == (len(made), 8 - len(made))
 
 
-@pytest.mark.parametrize("victim", ["bytes", "record", "length"])
-def test_what_was_damaged_in_the_bucket_is_not_taken(victim: str, site: Site) -> None:
+@pytest.mark.parametrize("victim", ["bytes", "record", "length", "nothing", "size", "garbage"])
+def test_what_was_damaged_in_the_bucket_is_made_again_and_replaced(victim: str, site: Site) -> None:
     site.write({**CPU, "archs": ARCHS[:2], "shards": 1})
     assert site.shard("runner", "1/1").code == 0
     record = next(path for path in (site.root / "meet/kernels").iterdir())
@@ -140,14 +140,34 @@ def test_what_was_damaged_in_the_bucket_is_not_taken(victim: str, site: Site) ->
     path = record if victim == "record" else blob
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content + b"x" if victim == "length" else content[:-1] + bytes([content[-1] ^ 1]))
+    damaged = {
+        "length": content + b"x",
+        "nothing": b"",
+        "size": record.read_bytes().replace(b'"size":', b'"size":1'),
+        "garbage": b"\xff" * 200,
+    }
+    path.write_bytes(damaged.get(victim, content[:-1] + bytes([content[-1] ^ 1])))
+    if victim == "size":
+        record.unlink()
+        record.write_bytes(damaged["size"])
+        blob.write_bytes(content)
     compiled = site.compiler.compiled
     answer = site.shard("fresh", "1/1")
+    assert answer.code == 0, answer.err
     assert site.compiler.compiled > compiled
-    assert answer.code != 0, "nobody may take it for handed in"
-    assert "already holds other bytes" in answer.err or "malformed" in answer.err
-    path.unlink()
-    assert site.shard("fresh", "1/1").code == 0
+    assert path.read_bytes() == content
+    assert site.merge("merged").code == 0
+
+
+def test_a_document_that_gives_a_kernel_another_size_is_what_is_said_to_be_wrong(site: Site) -> None:
+    site.write({**CPU, "archs": ARCHS[:1], "shards": 1})
+    assert site.shard("runner", "1/1").code == 0
+    (document,) = (site.root / "meet/shards").rglob("*.json")
+    document.write_bytes(document.read_bytes().replace(b'"size":', b'"size":1', 1))
+    answer = site.merge("merged")
+    assert answer.code == 5
+    assert re.search(r"demo/answer\?size=1\d* for cpu:x86-64 in .* is whole, and what was handed in says", answer.err)
+    assert site.shard("runner", "1/1").code == 0
     assert site.merge("merged").code == 0
 
 
@@ -237,6 +257,11 @@ def test_archs_that_an_op_misses_by_a_suffix_are_refused_with_the_list_that_does
         (["--shard", "1/2"], "pass --plan and --build too"),
         (["--plan", "P", "--shard", "1/2"], "pass --plan and --build too"),
         (["--build", "cpu"], "pass --plan too"),
+        (["--plan", "P", "--shard", ""], "pass --plan and --build too"),
+        (["--plan", "P", "--build", "cpu", "--shard", ""], "--shard '': expected a number of a shard"),
+        (["--plan", "P", "--build", "cpu", "--shard", " "], "--shard ' ': expected a number of a shard"),
+        (["--archs", "cpu:x86-64", "--library", "tinyops", "--ops", ","], "',' names no ops"),
+        (["--archs", "cpu:x86-64", "--library", "tinyops", "--ops", " ,, "], "' ,, ' names no ops"),
         (["--plan", "P", "--build", "cpu", "--shard", "0/2"], "expected a number of a shard"),
         (["--plan", "P", "--build", "cpu", "--shard", "3/2"], "expected a number of a shard"),
         (["--plan", "P", "--build", "cpu", "--shard", "1 / 2"], "expected a number of a shard"),
@@ -252,14 +277,75 @@ def test_options_that_do_not_go_together_are_refused(options: list[str], says: s
     assert not (site.root / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("merge", "--plan", "P", "--out", "O"), ("publish", "dir:O", "--plan", "P"), ("wheel", "--out", "O")]
+)
+def test_a_second_place_to_take_from_is_not_dropped_in_silence(command: tuple[str, ...], site: Site) -> None:
+    told = {"P": site.plan, "O": site.root / "out"}
+    sides = [word for place in ("first", "second") for word in ("--from", site.root / place)]
+    answer = site.cli("runner", *(told.get(word, word) for word in command), *sides)
+    refused(answer, "--from is taken once, and was given 2 times: ", site.compiler)
+    assert all(place in answer.err for place in ("first", "second"))
+    assert not (site.root / "out").exists()
+
+
+def test_a_division_that_is_not_the_plans_is_said_before_it_is_missed(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert site.shard("runner", "1/4").code == 0
+    assert "shards" not in caplog.text
+    assert site.shard("runner", "1/5").code == 0
+    assert "the plan divides build 'cpu' into 4 shards, and this is one of 5" in caplog.text
+
+
+def test_a_compiler_that_is_not_there_is_missed_for_ops_that_are_named(site: Site) -> None:
+    for options in (("--plan", site.plan), ("--library", "tinyops", "--archs", "cpu:x86-64")):
+        answer = site.machine("bare").cli("build", *options, "--out", site.root / "out", PATH="/nonexistent")
+        assert answer.code == 7
+        assert "it is needed for demo/answer" in answer.err
+        assert "name other ops with --ops" in answer.err
+
+
 def test_exempt_kernels_are_neither_built_nor_missed(site: Site) -> None:
     exempt = '[[exempt]]\nuri = "demo/answer?size=1"\narchs = ["cpu:x86-64"]\nreason = "none"\n'
     site.write(CPU)
     site.plan.write_text(site.plan.read_text() + exempt)
-    assert site.shard("runner", "1/1").data["built"] == 7
+    told = site.cli("runner", "plan", site.plan, "--check")
+    assert "cpu: 7 kernels" in told.out
+    assert "left out: demo/answer?size=1 for cpu:x86-64: exempt, 1 kernels: none" in told.out
+    made = site.shard("runner", "1/1").data
+    assert (made["built"], made["skipped"]) == (7, ["demo/answer?size=1 for cpu:x86-64: exempt, 1 kernels: none"])
     assert site.merge("merged").code == 0
     options = (f"dir:{site.root / 'public'}", "--from", site.root / "merged", "--plan", site.plan)
     assert site.cli("gate", "publish", *options).code == 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "archs", "reason", "says"),
+    [
+        ("demo/anwser*", ["cpu:x86-64"], "x", "'demo/anwser*', exempts nothing for cpu:x86-64"),
+        ("demo/answer", ["cpu:x86-64"], "x", "'demo/answer', exempts nothing for cpu:x86-64"),
+        ("demo/answer?size=1", ["9.0a"], "x", "'demo/answer?size=1' is for 9.0a, which no build lists"),
+        ("demo/answer?size=1", [], "x", "'demo/answer?size=1' has no archs"),
+        ("demo/answer?size=1", ["cpu:x86-64"], " ", "'demo/answer?size=1' has no reason"),
+        ("", ["cpu:x86-64"], "x", "'' has no uri"),
+        ("*", ["cpu:x86-64"], "x", "build 'cpu' has no kernels for cpu:x86-64: all of them are exempt"),
+    ],
+)
+def test_an_exemption_that_exempts_nothing_or_all_is_refused_before_any_work(
+    uri: str, archs: list[str], reason: str, says: str, site: Site
+) -> None:
+    site.write({**CPU, "archs": ARCHS[:2], "shards": 1})
+    entry = f"[[exempt]]\nuri = {json.dumps(uri)}\narchs = {json.dumps(archs)}\nreason = {json.dumps(reason)}\n"
+    site.plan.write_text(site.plan.read_text() + entry)
+    refused(site.cli("runner", "plan", site.plan, "--check"), says, site.compiler)
+    refused(site.shard("runner", "1/1"), says, site.compiler)
+
+
+@pytest.mark.parametrize("ops", [[""], ["demo", " "], [","]])
+def test_a_name_of_no_op_does_not_stand_for_all(ops: list[str], site: Site) -> None:
+    site.write({**CPU, "ops": ops})
+    refused(site.shard("runner", "1/1"), "build 'cpu': ops holds an empty name", site.compiler)
 
 
 # -- merge and gate ----------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def _with_kernel_of_another_run(yard: Yard) -> None:
 REFUSED: dict[str, tuple[Change, str]] = {
     "a gap of a shard": (
         lambda yard: yard.path(yard.second).unlink(),
-        r"shard 2/2 of build 'gpu' is missing: kartifacts",
+        r"shard 2/2 of build 'gpu' is missing: run `kartifacts build .*` with this --plan",
     ),
     "a gap of a kernel": (_without_last, r"demo/op\?n=5 for 9\.0a is missing: it is in no shard of build 'gpu'"),
     "an overlap": (

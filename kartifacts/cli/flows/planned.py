@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, Refusal
 from kartifacts.files.reading import read_regular
 from kartifacts.model.arch import Arch, buildable, parse_arch, supported
 from kartifacts.model.digest import Digest, sha256
+from kartifacts.model.materials import cuda_of
 from kartifacts.model.spec import OpDecl, Spec
 from kartifacts.publish.plan import Build, Plan, listed, read_plan
 from kartifacts.publish.promises import Promised, Promises, line_of
@@ -64,15 +67,18 @@ def work_of(path: Path, builds: Sequence[str] = ()) -> Work:
     plan = read_plan(path).only(builds)
     library, version = installed(plan.library)
     specs, skipped = {}, {}
+    exempted: list[Spec] = []
     for build in plan.builds:
-        names = op_names(" ".join(build.ops), library.ops)
+        names = op_names(",".join(build.ops), library.ops)
         archs = build.parsed
         check_variants(library, names, archs, build.toolkit if build.cuda else None, f"build {build.name!r}: ")
         found, left = library.specs(names, archs)
         check_each(names, archs, found, left)
         specs[build.name] = [spec for spec in found if not plan.exempts(spec.uri, spec.arch)]
-        skipped[build.name] = left
+        exempted += [spec for spec in found if plan.exempts(spec.uri, spec.arch)]
+        skipped[build.name] = [*left, *_exempted(plan, found)]
     _check_apart(plan, specs)
+    _check_exemptions(plan, specs, exempted, whole=not builds)
     promises = Promises(
         version=1,
         library=plan.library,
@@ -103,7 +109,10 @@ def promised(path: Path, builds: Sequence[str] = ()) -> tuple[Plan, Promises | N
 def op_names(ops: str, known: Sequence[str]) -> list[str]:
     """Names of ops; a family stands for all of its ops."""
     names: list[str] = []
-    for word in ops.replace(",", " ").split():
+    words = ops.replace(",", " ").split()
+    if ops and not words:
+        raise ConfigError(f"{ops[:100]!r} names no ops", hint="leave it out for all ops")
+    for word in words:
         family = [name for name in known if name.rpartition("/")[0] == word]
         names.extend(family or [word])
     return names
@@ -160,6 +169,16 @@ def _better(decl: OpDecl, arch: Arch, archs: Sequence[Arch], toolkit: tuple[int,
     return better if fits([better])[0] and exists else None
 
 
+def _exempted(plan: Plan, specs: Sequence[Spec]) -> Iterator[Refusal]:
+    """What each exemption of a plan takes out of a build, if anything."""
+    for exemption in plan.exempt:
+        alone = msgspec.structs.replace(plan, exempt=[exemption])
+        number = sum(alone.exempts(spec.uri, spec.arch) for spec in specs)
+        if number:
+            where = f"{exemption.uri} for {', '.join(exemption.archs)}"
+            yield Refusal(where, f"exempt, {number} kernels: {exemption.reason}")
+
+
 def _check_apart(plan: Plan, specs: Mapping[str, Sequence[Spec]]) -> None:
     """Refuse two builds that would make the same kernel."""
     made: dict[tuple[object, ...], str] = {}
@@ -169,6 +188,28 @@ def _check_apart(plan: Plan, specs: Mapping[str, Sequence[Spec]]) -> None:
             other = made.setdefault(how, build.name)
             if other != build.name:
                 raise ConfigError(f"builds {other!r} and {build.name!r} both make {spec.uri} for {spec.arch}")
+
+
+def _check_exemptions(
+    plan: Plan, specs: Mapping[str, Sequence[Spec]], exempted: Sequence[Spec], *, whole: bool
+) -> None:
+    """Refuse exemptions that exempt no kernel, or all that a build has for an arch; the first for a `whole` plan."""
+    for number, exemption in enumerate(plan.exempt, 1) if whole else ():
+        for text in exemption.archs:
+            alone = msgspec.structs.replace(plan, exempt=[msgspec.structs.replace(exemption, archs=[text])])
+            if not any(alone.exempts(spec.uri, spec.arch) for spec in exempted):
+                raise ConfigError(
+                    f"exemption {number} of the plan, of {exemption.uri!r}, exempts nothing for {text}: no op that can "
+                    "be built for it has such a uri",
+                    hint="a uri has the axes too: norm/rmsnorm?* or norm/rmsnorm*",
+                )
+    for build in plan.builds:
+        for arch in build.parsed:
+            if not any(spec.arch == arch for spec in specs[build.name]):
+                raise ConfigError(
+                    f"build {build.name!r} has no kernels for {arch}: all of them are exempt",
+                    hint="take the arch out of the build, or exempt less",
+                )
 
 
 # -- whether this machine is the one -----------------------------------------------------------------------------------
@@ -197,15 +238,30 @@ def calling(settings: Settings) -> dict[str, str]:
     return {name: str(value) for name in (*_CHANGING, *_CALLING) if (value := getattr(settings, name))}
 
 
-def check_toolkit_of(build: Build, toolchains: Mapping[str, Toolchain]) -> None:
-    """Refuse a CUDA compiler of another version than the plan says."""
-    for kind, toolchain in toolchains.items():
+def check_toolkit_of(build: Build, toolchains: Mapping[str, Toolchain], specs: Sequence[Spec]) -> None:
+    """Refuse compilers that make code of another CUDA for `specs` than the plan says."""
+    if not build.cuda:
+        return
+    one = {(spec.device.toolchain, spec.arch): spec for spec in specs if spec.arch.kind == "cuda"}
+    made = {which: cuda_of(toolchains[which[0]].made_with(spec)) for which, spec in one.items()}
+    for (kind, arch), cuda in made.items():
+        if cuda == build.cuda:
+            continue
+        toolchain = toolchains[kind]
         version = toolchain.fingerprint.get("version", "")
-        if kind in ("nvcc", "nvrtc") and build.cuda and version.split(".")[:2] != build.cuda.split("."):
-            raise ConfigError(
-                f"build {build.name!r} is for CUDA {build.cuda}; {kind} in {toolchain.place} is of CUDA {version}",
-                hint=f"use the environment of builders/{build.builder}" if build.builder else "set CUDA_HOME",
-            )
+        if kind in ("nvcc", "nvrtc"):
+            what, hint = f"{kind} in {toolchain.place} is of CUDA {version}", "set CUDA_HOME"
+        else:  # which assembler a package brings, or which runtime is linked in, nobody chooses by a toolkit alone
+            what = f"what {kind} {version} makes for {arch} is of CUDA {cuda or 'unknown'}"
+            archs = listed([other for (of, other), its in made.items() if (of, its) == (kind, cuda)])
+            ops = sorted({f"{spec.family}/{spec.op.name}" for spec in specs if spec.device.toolchain == kind})
+            names = ", ".join(f'"{name}"' for name in ops[:_SHOWN])
+            hint = f'give it a build of its own: cuda = "{cuda}", {archs}, ops = [{names}]'
+            hint += "; or set CUDA_HOME to the toolkit whose runtime is to be linked in" * (kind == "cutedsl")
+        raise ConfigError(
+            f"build {build.name!r} is for CUDA {build.cuda}; {what}",
+            hint=f"use the environment of builders/{build.builder}" if build.builder else hint,
+        )
 
 
 # -- the builders' folders ---------------------------------------------------------------------------------------------

@@ -99,7 +99,20 @@ def compiled(
 def toolchains_of(specs: Sequence[Spec], settings: Settings) -> dict[str, Toolchain]:
     from kartifacts.build.toolchains import find
 
-    return {kind: find(kind, settings) for kind in sorted({spec.device.toolchain for spec in specs})}
+    found = {}
+    for kind in sorted({spec.device.toolchain for spec in specs}):
+        try:
+            found[kind] = find(kind, settings)
+        except NoCompiler as error:
+            ops = sorted({f"{spec.family}/{spec.op.name}" for spec in specs if spec.device.toolchain == kind})
+            more = f" and {len(ops) - _SHOWN} more" if len(ops) > _SHOWN else ""
+            others = "; or name other ops with --ops, of a plan in `ops` of its builds"
+            raise NoCompiler(
+                f"{error.message}; it is needed for {', '.join(ops[:_SHOWN])}{more}",
+                searched=error.searched,
+                hint=f"{error.hint or 'install it'}{others}",
+            ) from error
+    return found
 
 
 def checked_environment(
@@ -109,7 +122,7 @@ def checked_environment(
     from kartifacts.build.recipes import read_recipe
 
     if build is not None:
-        planned.check_toolkit_of(build, toolchains)
+        planned.check_toolkit_of(build, toolchains, specs)
     return None if recipe is None else read_recipe(recipe, toolchains.values(), specs)
 
 

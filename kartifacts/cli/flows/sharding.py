@@ -52,6 +52,15 @@ def build_shard(
     work = planned.work_of(plan)
     build = work.plan.find(name)
     planned.check_machine(build)
+    if of != build.shards:
+        log.warning(
+            "the plan divides build %r into %d shards, and this is one of %d: all %d have to be built, and no other "
+            "division of it",
+            build.name,
+            build.shards,
+            of,
+            of,
+        )
     specs = work.specs[build.name]
     cost, costs = planned.costs_of(work.plan, plan)
     mine = partition(specs, cost, of)[number - 1]
