@@ -213,9 +213,8 @@ def keep(
     """
     home = folder(workspace, spec)
     if outside is not None:
-        best = {
-            (file.path, file.sha256, file.absent): file for file in sorted(outside)
-        }  # which has a stamp, if one has
+        # The last of several is one with a stamp, if there is any.
+        best = {(file.path, file.sha256, file.absent): file for file in sorted(outside)}
         record = msgspec.structs.replace(record, outside=sorted(best.values()))
     with storage_errors(workspace):
         (staged / RECORD).write_bytes(canonical_json(msgspec.to_builtins(record)))

@@ -121,6 +121,29 @@ def test_a_header_outside_behind_a_link_is_looked_at_where_it_lies(tmp_path: Pat
     assert not outside.unchanged(files)
 
 
+@pytest.mark.parametrize("decoy", [True, False])
+@pytest.mark.parametrize("toolchain", ["cxx", pytest.param("nvrtc", marks=pytest.mark.nvrtc)])
+def test_an_edit_of_a_header_outside_that_is_behind_a_link_is_seen(
+    root: Path, tmp_path: Path, make_settings: MakeSettings, toolchain: str, decoy: bool
+) -> None:
+    asking(root, toolchain, "1")
+    source = root / "demo" / ("answer_cpu.cpp" if toolchain == "cxx" else "answer.cu")
+    source.write_text("#include <link/../x.h>\n" + source.read_text().replace("FOUND 1", "FOUND X"))
+    place = write_files(tmp_path / "place", {"real/deep/y.h": "", "real/x.h": "#define X 5", "at/y.h": ""})
+    if decoy:
+        write_files(place, {"at/x.h": "#define X 7"})
+    (place / "at/link").symlink_to("../real/deep")
+    flags = f"KARTIFACTS_{'CXX' if toolchain == 'cxx' else 'CUDA'}_FLAGS"
+    settings = make_settings(**{flags: f"-I{place / 'at'}"})
+    spec = spec_of(root, toolchain, settings)
+    first = build_one(spec, settings)
+    (place / "real/x.h").write_text("#define X 6")
+    second = build_one(spec, settings)
+    assert first.sha256 != second.sha256
+    if toolchain == "cxx":
+        assert (answer_of(first.path), answer_of(second.path)) == (5, 6)
+
+
 # -- what is only asked for --------------------------------------------------------------------------------------------
 
 

@@ -238,7 +238,7 @@ def reached(source: str, places: Iterable[str]) -> list[str]:
 def _plain(path: str) -> str:
     """Without `..`, unless that leads elsewhere."""
     short = os.path.normpath(path)
-    return short if os.path.samefile(path, short) else path
+    return short if ".." not in path or (os.path.isfile(short) and os.path.samefile(path, short)) else path
 
 
 def _refuse_clocks(path: str, content: bytes) -> None:
