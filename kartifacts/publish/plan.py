@@ -167,8 +167,7 @@ def version_of(text: str, what: str) -> tuple[int, ...]:
 
 def _faults(plan: Plan) -> Iterator[str]:
     for exemption in plan.exempt:
-        for arch in exemption.archs:
-            yield from _unreadable(arch, f"the exemption of {exemption.uri}")
+        yield from _exemption_faults(exemption, plan)
     sound = []
     for build in plan.builds:
         faults = list(_build_faults(build, schema=plan.schema))
@@ -177,6 +176,25 @@ def _faults(plan: Plan) -> Iterator[str]:
     names = [build.name for build in plan.builds]
     yield from (f"two builds are called {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1)
     yield from _built_twice(sound)
+
+
+def _exemption_faults(exemption: Exemption, plan: Plan) -> Iterator[str]:
+    where = f"the exemption of {exemption.uri[:100]!r}"
+    for name, value in (
+        ("uri", exemption.uri.strip()),
+        ("archs", exemption.archs),
+        ("reason", exemption.reason.strip()),
+    ):
+        if not value:
+            yield f"{where} has no {name}"
+    if unreadable := [fault for text in exemption.archs for fault in _unreadable(text, where)]:
+        yield from unreadable
+        return
+    sound = [text for build in plan.builds for text in build.archs if not list(_unreadable(text, ""))]
+    built = {*map(parse_arch, sound)}
+    for text in exemption.archs:
+        if built and parse_arch(text) not in built:
+            yield f"{where} is for {text}, which no build lists"
 
 
 def _build_faults(build: Build, *, schema: int) -> Iterator[str]:
@@ -197,6 +215,8 @@ def _build_faults(build: Build, *, schema: int) -> Iterator[str]:
     yield from unreadable
     if not build.archs:
         yield f"{name} lists no archs"
+    if any(not word.strip(" ,") for word in build.ops):
+        yield f"{name}: ops holds an empty name; leave ops out for all of them"
     if not unreadable:
         yield from (f"{name}: {fault}" for fault in _arch_faults(build, schema=schema))
 

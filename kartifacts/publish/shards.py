@@ -116,15 +116,40 @@ def offer(bucket: Bucket, made: Made, path: Path) -> Made:
     That may be what another one made first in the same environment.  What was made in another one is replaced: whoever
     has handed that in says in the shard's document what it was.
     """
-    bucket.put_if_absent(blob_path(parse_digest(made.sha256)), path)
+    _put(bucket, made, path)
     with suppress(PublishConflict):  # another one's record, which says when it was measured
         bucket.put_if_absent(_record(made.key), encode(made))
         return made
-    there = find(bucket, made.key)
-    if there is not None and there.maker == made.maker:
+    there: Made | None = None
+    with suppress(VerificationError):  # a record that is damaged is replaced
+        there = find(bucket, made.key)
+    if there is not None and there.maker == made.maker and (there == made or _is_whole(bucket, there)):
         return there
     update(bucket, _record(made.key), lambda _: encode(made))
     return made
+
+
+def _put(bucket: Bucket, made: Made, path: Path) -> None:
+    """Let a kernel lie under its digest; bytes there that are not those of their name are damage, and replaced."""
+    place = blob_path(parse_digest(made.sha256))
+    try:
+        bucket.put_if_absent(place, path)
+    except PublishConflict:
+        if bucket.digest(place)[0] == made.sha256:
+            raise
+        log.warning("%s in %s was damaged, and is replaced", place, bucket.name)
+        bucket.delete(place)
+        bucket.put_if_absent(place, path)
+
+
+def _is_whole(bucket: Bucket, made: Made) -> bool:
+    """Whether the bytes are there that a record names."""
+    try:
+        return bucket.digest(blob_path(parse_digest(made.sha256))) == (made.sha256, made.size)
+    except SourceError as error:
+        if error.denied or not error.permanent:
+            raise
+        return False
 
 
 def hand_in(bucket: Bucket, shard: Shard, promises: Promises) -> None:
@@ -187,6 +212,13 @@ def bring(bucket: Bucket, made: Made, target: Path) -> None:
             raise
         data, actual = b"", "nothing" if error.missing else error.message
     if len(data) != made.size or sha256(data) != made.sha256:
+        if actual != "nothing" and bucket.digest(path)[0] == made.sha256:
+            raise VerificationError(
+                f"{made.uri} for {made.arch} in {bucket.name} is whole, and what was handed in says that it has "
+                f"{made.size} bytes",
+                source=f"{bucket.name} {path}",
+                hint="run the shard again, which says it anew",
+            )
         raise VerificationError(
             f"{made.uri} for {made.arch} in {bucket.name} is {'missing' if actual == 'nothing' else 'damaged'}: {path}",
             source=f"{bucket.name} {path}",

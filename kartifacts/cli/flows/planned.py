@@ -118,6 +118,21 @@ def op_names(ops: str, known: Sequence[str]) -> list[str]:
     return names
 
 
+def check_declared(library: Library, names: Sequence[str]) -> None:
+    """Say of an op that the library does not have, which other library of this machine does."""
+    from kartifacts.build.library import discover
+
+    for name in names:
+        if library.matches(name):
+            continue
+        others = [other.name for other in discover() if other.matches(name)]
+        if others:
+            raise ConfigError(
+                f"no op {name[:100]!r} is declared in library {library.name!r}, but in {', '.join(others)}",
+                hint=f"--library {others[0]}",
+            )
+
+
 def check_each(names: Sequence[str], archs: Sequence[Arch], specs: Sequence[Spec], skipped: Sequence[Refusal]) -> None:
     """Refuse a named op or arch for which nothing would be built: a release must hold what was asked for by name."""
     reasons = "; ".join(map(str, skipped[:_SHOWN]))
