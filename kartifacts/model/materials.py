@@ -6,7 +6,7 @@ programs, give the same bytes in every release.  Nothing at run time reads it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +16,19 @@ from kartifacts.model.digest import parse_digest, strict_json
 
 MEDIA_MATERIALS = "application/vnd.kartifacts.materials.v1+json"
 MAX_MATERIALS = 64 << 20  # bytes
+
+
+def cuda_of(facts: Mapping[str, str]) -> str:
+    """The release of CUDA, as ``13.0``, that device code was made with, by what is told of its compiler.
+
+    That of the compiler or assembler, or of the CUDA runtime that is linked in; empty if there is none.
+    """
+    kind = facts.get("kind")
+    if kind in ("nvcc", "nvrtc"):
+        return ".".join(facts.get("version", "").split(".")[:2])
+    if kind == "cutedsl" and (number := facts.get("cudart", "")).isdecimal():
+        return f"{int(number) // 1000}.{int(number) % 1000 // 10}"
+    return facts.get("cuda", "") if kind == "triton" else ""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

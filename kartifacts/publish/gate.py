@@ -16,7 +16,7 @@ from kartifacts.model.arch import Arch, parse_arch
 from kartifacts.model.digest import sha256
 from kartifacts.model.frames import decompress
 from kartifacts.model.manifest import BundleManifest, Descriptor, KernelEntry, Pin, Table
-from kartifacts.model.materials import Materials
+from kartifacts.model.materials import Materials, cuda_of
 from kartifacts.publish.plan import SIZES, VERSIONS, Plan, version_of
 from kartifacts.publish.promises import Promised, Promises, check_same, place_of, read_promises
 from kartifacts.publish.referrers import MATERIALS, by_bundle
@@ -48,10 +48,7 @@ class _Held:
     @property
     def cuda(self) -> str:
         """The version of CUDA that its device code was made with; empty if that is not told."""
-        facts = self.table.toolchain
-        if self.arch.kind != "cuda" or facts.get("kind") not in ("nvcc", "nvrtc"):
-            return ""
-        return ".".join(facts.get("version", "").split(".")[:2])
+        return cuda_of(self.table.toolchain) if self.arch.kind == "cuda" else ""
 
     def may_be(self, machine: str, cuda: str) -> bool:
         """Whether it may have been made on such a machine with such a CUDA, as far as it tells."""

@@ -24,6 +24,7 @@ from kartifacts.build.toolchains import cutedsl, nvcc, packages
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, ConfigError, NoCompiler
 from kartifacts.model.arch import parse_arch, parse_archs
+from kartifacts.model.materials import cuda_of
 from kartifacts.model.spec import Spec
 from tests.conftest import Machine
 from tests.ops.test_any_launcher import GIVEN
@@ -84,6 +85,7 @@ def test_every_specialisation_is_built_for_every_gpu_where_there_is_none(
         made = elf.inspect_bytes(data, spec.uri)
         assert (kernel.path.suffix, made.archs, made.exports) == (".so", (spec.arch,), ("scale",))
         assert len(made.functions) == 1
+        assert cuda_of(compiler.made_with(spec)) == compiler.runtime.release
         assert made.needs["driver"] == f"{compiler.runtime.release.split('.')[0]}.0"
         seen.add(data)
     assert len(seen) == len(specs)

@@ -13,7 +13,7 @@ import pytest
 
 from kartifacts.build import imports, python_kernels
 from kartifacts.build.library import open_library
-from kartifacts.build.toolchains import packages
+from kartifacts.build.toolchains import packages, probe, triton
 from kartifacts.errors import ConfigError, NoCompiler
 from kartifacts.model.arch import parse_arch
 from tests.conftest import Machine
@@ -321,3 +321,32 @@ def test_a_package_that_is_installed_counts_by_its_version_and_python_itself_doe
     versions = {name: metadata.version(name) for name in ("msgspec", "numpy")}
     expected = [f"msgspec {versions['msgspec']}", "no_such_package", f"numpy {versions['numpy']}"]
     assert packages.imported(spec, ("cutlass",)) == ", ".join(expected)
+
+
+# -- which assembler Triton takes --------------------------------------------------------------------------------------
+
+_EARLY = "    return knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas\n"
+_LATE = "    if arch < 90:\n        return knobs.nvidia.ptxas\n    return knobs.nvidia.ptxas_blackwell\n"
+
+
+@pytest.mark.parametrize(("body", "first"), [(_EARLY, 100), (_LATE, 90)])
+def test_the_assembler_of_a_gpu_is_the_one_that_the_installed_triton_names(
+    body: str, first: int, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "compiler.py"
+    head = "import no_such_package\n\n\n@no_such_package.cached\ndef get_ptxas(arch: int) -> knobs.NvidiaTool:\n"
+    compiler.write_text(head + body)
+    taken = triton._assemblers(compiler)
+    assert {number: taken(number) for number in (75, 89, 90, 100, 121)} == {
+        number: "ptxas-blackwell" if number >= first else "ptxas" for number in (75, 89, 90, 100, 121)
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "def get_ptxas(arch):\n    return nobody\n", "def (", "def get_ptxas():\n    pass\n"]
+)
+def test_a_triton_that_does_not_say_its_assemblers_is_not_used(text: str, tmp_path: Path) -> None:
+    (tmp_path / "compiler.py").write_text(text)
+    for name in ("compiler.py", "none.py"):
+        with pytest.raises(probe.Silent, match="does not say which assembler it takes"):
+            triton._assemblers(tmp_path / name)

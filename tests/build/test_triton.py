@@ -26,6 +26,7 @@ from kartifacts.build.toolchains import packages, triton
 from kartifacts.config import Settings
 from kartifacts.errors import BuildError, CompilerKilled, ConfigError, LoadError, NoCompiler
 from kartifacts.model.arch import parse_arch, parse_archs
+from kartifacts.model.materials import cuda_of
 from kartifacts.model.spec import Spec
 from tests.conftest import Machine
 
@@ -284,6 +285,19 @@ def test_the_knob_that_decides_how_floats_are_fused_is_set_and_in_the_key(
     again = found("triton", settings)
     assert again.made_with(spec_of(root)) == {**facts, "set": "TRITON_DEFAULT_FP_FUSION=0"}
     assert image_in(content(root, settings)) != image_in(first)
+
+
+def test_the_key_says_of_which_cuda_the_code_for_a_gpu_is_as_the_kernel_does(
+    root: Path, settings: Settings, compiler: triton.Triton
+) -> None:
+    """Triton brings two assemblers, and another one decides for a GPU from release to release of it."""
+    specs, _ = open_library(root).specs(["scale"], parse_archs("8.0 8.9 9.0a 10.0a 12.0a"))
+    specs = [spec for spec in specs if dict(spec.axes) == AXES]
+    kernels = compile_specs(specs, settings).kernels
+    noted = [notes_in(kernel.path.read_bytes())["toolkit"] for kernel in kernels]
+    assert [cuda_of(compiler.made_with(spec)) for spec in specs] == noted
+    assert set(noted) <= set(compiler.releases.values())
+    assert "cuda" not in compiler.made_with(spec_of(root, "gfx942"))
 
 
 def test_an_edit_of_a_module_builds_what_imports_it_and_nothing_else(root: Path, settings: Settings) -> None:

@@ -203,6 +203,30 @@ def test_two_builds_of_one_arch_must_both_be_there(shelf: Shelf) -> None:
     shelf.check(asked)
 
 
+@pytest.mark.parametrize(
+    ("facts", "cuda"),
+    [
+        ({"kind": "nvcc", "version": "12.9.86"}, "12.9"),
+        ({"kind": "nvrtc", "version": "13.0.88", "cudart": "13010"}, "13.0"),
+        ({"kind": "triton", "version": "3.9.0", "cuda": "13.4"}, "13.4"),
+        ({"kind": "cutedsl", "version": "4.8.1", "cudart": "12090", "host version": "13.2.0"}, "12.9"),
+        ({"kind": "cutedsl", "version": "4.8.1", "cudart": "13050"}, "13.5"),
+    ],
+)
+def test_what_one_build_made_counts_for_no_build_of_another_cuda(
+    facts: Mapping[str, str], cuda: str, shelf: Shelf
+) -> None:
+    """Whatever compiled it: drivers of an older CUDA would have nothing, in a release that passed."""
+    own, older = replace(GPU, name="own", cuda=cuda), replace(GPU, name="older", cuda="12.4")
+    for arch in GPU.archs:
+        shelf.add(arch, "a", facts=facts)
+    shelf.release()
+    shelf.promise(plan(own), "a")
+    shelf.check(plan(own))
+    shelf.promise(plan(own, older), "a")
+    assert "nothing is there for 9.0a by the build 'older'" in shelf.refused(plan(own, older))
+
+
 @pytest.mark.parametrize("sources", [None, lambda: None])
 def test_a_release_of_which_nobody_says_what_was_promised_is_not_sent(
     sources: Callable[[], None] | None, shelf: Shelf, cut_bucket: Make, tmp_path: Path

@@ -21,6 +21,7 @@ from kartifacts.config import Settings
 from kartifacts.errors import ConfigError, NoCompiler, Refusal
 from kartifacts.model.arch import sm_name
 from kartifacts.model.digest import canonical_json
+from kartifacts.model.materials import cuda_of
 from kartifacts.model.spec import Spec
 
 MEMORY = 600 << 20
@@ -45,7 +46,7 @@ class Runtime:
 
     @property
     def release(self) -> str:
-        return f"{int(self.version) // 1000}.{int(self.version) % 1000 // 10}"
+        return cuda_of({"kind": CuteDsl.kind, "cudart": self.version})
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ For AMD it stays by itself, with the same notes in it: built, published and fetc
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from kartifacts.build import images, python_kernels
 from kartifacts.build.launchers import Launchers
@@ -35,6 +37,7 @@ _GFX = {  # that have layouts in Triton 3.9; for others it ends in the middle of
     *(f"gfx{number}" for number in (*range(1100, 1104), *range(1150, 1154), 1200, 1201)),
 }  # fmt: skip
 _BACKENDS = Path("triton/backends")
+_COMPILER = "nvidia/compiler.py"
 _PTXAS = {"ptxas": "nvidia/bin/ptxas", "ptxas-blackwell": "nvidia/bin/ptxas-blackwell"}
 _PROGRAMS = {"libtriton.so": "../_C/libtriton.so", "libdevice.10.bc": "nvidia/lib/libdevice.10.bc", **_PTXAS}
 _HINT = "pip install 'kartifacts[triton]'"
@@ -46,12 +49,14 @@ class Triton(Toolchain):
 
     Args:
         facts: versions of the assemblers that it brings.
+        releases: of CUDA, by the capability of the GPUs that code is made for with an assembler of it.
         launchers: of images.
         options: what the settings add.
     """
 
     package: packages.Package
     facts: dict[str, str]
+    releases: dict[int, str]
     launchers: Launchers
     options: Options = USUAL
 
@@ -130,7 +135,9 @@ class Triton(Toolchain):
 
     def _image_facts(self, spec: Spec) -> dict[str, str]:
         beside = packages.imported(spec, ("triton",))
-        return {**self.fingerprint, "imports": beside} if beside else self.fingerprint
+        cuda = self.releases.get(_capability(spec.arch)) if spec.arch.kind == "cuda" else None
+        own = {"imports": beside} if beside else {}
+        return {**self.fingerprint, **own, **({"cuda": cuda} if cuda else {})}
 
 
 def _exporting(unit: Unit, flag: str) -> Unit:
@@ -147,7 +154,7 @@ def _unfit(arch: Arch) -> tuple[str, str] | None:
     if arch.kind != "cuda":
         return "it makes code for GPUs alone", "declare another toolchain for this kind of device"
     plain = f"{arch.major}.{arch.minor}"
-    if arch.major * 10 + arch.minor not in _CAPABILITIES:
+    if _capability(arch) not in _CAPABILITIES:
         known = ", ".join(f"{each // 10}.{each % 10}" for each in sorted(_CAPABILITIES))
         return "it knows no such GPU", f"known are {known}"
     if arch.ptx:
@@ -158,8 +165,12 @@ def _unfit(arch: Arch) -> tuple[str, str] | None:
     return None
 
 
+def _capability(arch: Arch) -> int:
+    return arch.major * 10 + arch.minor
+
+
 def _target(arch: Arch) -> str:
-    return f"hip:{arch.name}" if arch.kind == "hip" else f"cuda:{arch.major}{arch.minor}"
+    return f"hip:{arch.name}" if arch.kind == "hip" else f"cuda:{_capability(arch)}"
 
 
 def discover(settings: Settings) -> Triton:
@@ -172,17 +183,41 @@ def discover(settings: Settings) -> Triton:
     backends = package.site / _BACKENDS
     tools = {name: backends / place for name, place in _PTXAS.items() if (backends / place).is_file()}
     try:
-        facts = probe.remembered(settings, "triton", tools.values(), partial(_examine, settings, tools))
+        files = (*tools.values(), backends / _COMPILER)
+        said = probe.remembered(settings, "triton", files, partial(_examine, settings, tools, backends / _COMPILER))
     except (probe.Silent, OSError) as error:
         raise NoCompiler("Triton is not usable", searched=(Refusal(str(backends), str(error)),), hint=_HINT) from error
-    return Triton(package, facts, Launchers(settings), flags_for(settings, Triton.kind))
+    facts = {name: value for name, value in said.items() if not name.isdecimal()}
+    releases = {int(name): value for name, value in said.items() if name.isdecimal()}
+    return Triton(package, facts, releases, Launchers(settings), flags_for(settings, Triton.kind))
 
 
-def _examine(settings: Settings, tools: dict[str, Path]) -> tuple[probe.Facts, list[Path]]:
-    facts = {}
+def _examine(settings: Settings, tools: dict[str, Path], compiler: Path) -> tuple[probe.Facts, list[Path]]:
+    facts, releases = {}, {}
     for name, tool in tools.items():
-        release = re.search(r"release \d+\.\d+, V(\d+(?:\.\d+)+)", probe.ask(settings, tool, "--version"))
+        release = re.search(r"release (\d+\.\d+), V(\d+(?:\.\d+)+)", probe.ask(settings, tool, "--version"))
         if release is None:
             raise probe.Silent(f"{tool} does not say its version")
-        facts[name] = release[1]
-    return facts, []
+        releases[name], facts[name] = release[1], release[2]
+    taken = _assemblers(compiler)
+    by_gpu = {str(number): releases[name] for number in _CAPABILITIES if (name := taken(number)) in releases}
+    return {**facts, **by_gpu}, []
+
+
+def _assemblers(compiler: Path) -> Callable[[int], str]:
+    """Which assembler Triton takes for a capability: its own function, taken out of its text, as it is not imported.
+
+    For which GPUs it takes which is another matter in Triton 3.6 and 3.9.
+    """
+    try:
+        functions = [node for node in ast.parse(compiler.read_bytes()).body if isinstance(node, ast.FunctionDef)]
+        [found] = [node for node in functions if node.name == "get_ptxas"]
+        found.returns, found.decorator_list, found.args.args[0].annotation = None, [], None
+        names = {name.replace("-", "_"): name for name in _PTXAS}
+        known = {"knobs": SimpleNamespace(nvidia=SimpleNamespace(**names))}
+        exec(compile(ast.Module([found], []), str(compiler), "exec"), known)  # noqa: S102  code of an installed package
+        function: Callable[[int], str] = known["get_ptxas"]  # type: ignore[assignment]
+        function(80)
+    except Exception as error:
+        raise probe.Silent(f"{compiler} does not say which assembler it takes: {error}") from error
+    return function
