@@ -63,7 +63,10 @@ def parsed(file: Path) -> dict[str, Any]:
 def declared(content: dict[str, Any], what: str) -> FamilyDecl:
     """The declaration that `parsed` has read from the file `what`, checked; raises `ConfigError`."""
     try:
+        _check_fields(content)
         decl = msgspec.convert(content, FamilyDecl)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error.message}", hint=error.hint) from error
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"{what!r} is not a declaration of ops: {error}") from error
     try:
@@ -79,6 +82,21 @@ def declared(content: dict[str, Any], what: str) -> FamilyDecl:
             raise
         raise ConfigError(f"{what}: {error.message}", hint=error.hint) from error
     return decl
+
+
+def _check_fields(content: dict[str, Any]) -> None:
+    """Name the op and device of a field that is none there; the parser would say `$.op[0].device[...]`."""
+    ops = content.get("op")
+    for op in ops if isinstance(ops, list) else ():
+        devices = op.get("device") if isinstance(op, dict) else None
+        for kind, device in devices.items() if isinstance(devices, dict) else ():
+            for name in device if isinstance(device, dict) else ():
+                if name not in DeviceDecl.__struct_fields__:
+                    of_op = "; it belongs to [[op]]" * (name in OpDecl.__struct_fields__)
+                    raise ConfigError(
+                        f"{str(op.get('name'))[:80]}.device.{kind[:80]} has the unknown field {name[:80]!r}{of_op}",
+                        hint=f"fields of a device: {', '.join(DeviceDecl.__struct_fields__)}",
+                    )
 
 
 def _check_exports(op: OpDecl, what: str) -> None:
@@ -152,6 +170,12 @@ def _check_op(op: OpDecl, what: str) -> None:
             check_flag(flag, device.toolchain, where)
         for flag in device.link_flags:
             check_link_flag(flag, where)
+        for axis, macros in device.defines.items():
+            if missing := [value for value in op.axes[axis] if value not in macros]:
+                raise ConfigError(
+                    f"{where}.defines.{axis} has no macro for {', '.join(missing)[:200]}, of the values of that axis",
+                    hint="give each value one; a macro that is 0 will do",
+                )
         for define in (define for values in device.defines.values() for define in values.values()):
             check_define(define, where)
         if device.min_arch and parse_arch(device.min_arch).kind != kind:

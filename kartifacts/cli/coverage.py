@@ -42,7 +42,9 @@ def coverage_command(
             raise ConfigError("--library is for repositories: logs are read whole")
         return _missed(logs, plan, as_json=as_json)
     if plan is not None:
-        raise ConfigError("--plan is for logs", hint="kartifacts publish --plan holds a repository against a plan")
+        raise ConfigError(
+            "--plan is for logs", hint="`kartifacts gate PLACE --plan PLAN` holds a repository against one"
+        )
     assert place is not None
     return _covered(place, library, as_json=as_json)
 
@@ -90,7 +92,9 @@ def _covered(place: Path, library: str | None, *, as_json: bool) -> int:
     else:
         rows = covered.of_file(place)
     table: dict[str, dict[str, set[str]]] = {}
+    shown: dict[str, set[str]] = {}  # for people: no file tells the level of its CPU, so of those what is said of it
     for row in rows:
+        shown.setdefault(row.uri, set()).update([row.said] if row.said.startswith("cpu:") else row.archs)
         cells = table.setdefault(row.uri, {"archs": set(), "said": set()})
         cells["archs"].update(row.archs)
         cells["said"].update([row.said] if row.said else [])
@@ -100,6 +104,6 @@ def _covered(place: Path, library: str | None, *, as_json: bool) -> int:
         "coverage": {uri: {name: sorted(archs) for name, archs in cells.items()} for uri, cells in table.items()},
         "problems": problems,
     }
-    lines = [f"{uri}  {' '.join(sorted(cells['archs']))}" for uri, cells in sorted(table.items())]
+    lines = [f"{uri}  {' '.join(sorted(archs))}" for uri, archs in sorted(shown.items())]
     emit(as_json, data, "\n".join([*lines, *(f"BAD {problem}" for problem in problems)]))
     return VerificationError.exit_code if problems else 0

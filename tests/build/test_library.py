@@ -139,6 +139,13 @@ def _many(*numbers: int) -> str:
     ("old", "new", "message"),
     [
         ("summary =", "sumary =", "sumary"),
+        ('min_arch = "7.5"', 'minarch = "7.5"', "answer.device.cuda has the unknown field 'minarch'"),
+        (
+            'min_arch = "7.5"',
+            "unsupported = []",
+            "device.cuda has the unknown field 'unsupported'; it belongs to [[op]]",
+        ),
+        (', large = "KART_SIZE=1000" }', " }", "answer.device.cpu.defines.size has no macro for large"),
         ('toolchain = "cxx"', 'toolchain = "nvrtc"', "expected 'cxx', got 'nvrtc'"),
         ('min_arch = "7.5"', "min_arch = 7.5", "min_arch"),
         ('min_arch = "7.5"', 'min_arch = "75x"', "75x"),

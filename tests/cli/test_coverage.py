@@ -389,6 +389,8 @@ def test_the_coverage_of_a_release_is_that_of_its_files(machine: Machine, releas
     assert found
     assert {uri: set(row["archs"]) for uri, row in answer.data["coverage"].items()} == found
     assert {arch for row in answer.data["coverage"].values() for arch in row["said"]} == set(map(str, released.archs))
+    text = machine.cli("coverage", released.path).out
+    assert {" ".join(line.split()[1:]) for line in text.splitlines()} == {" ".join(sorted(map(str, released.archs)))}
 
 
 @pytest.mark.nvrtc

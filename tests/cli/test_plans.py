@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kartifacts.errors import BuildError
+from kartifacts.model.digest import sha256
 from kartifacts.publish.plan import read_plan
 from kartifacts.publish.repository import Repository
 from tests.conftest import Answer, Compiler
@@ -157,6 +158,48 @@ def test_what_was_damaged_in_the_bucket_is_made_again_and_replaced(victim: str, 
         said, before = json.loads(record.read_bytes()), json.loads(content)
         assert (said["sha256"], said["size"]) == (before["sha256"], before["size"])
     assert site.merge("merged").code == 0
+
+
+@pytest.mark.parametrize("content", ["text", '{"schema": 9, "costs": {}}', "", "[]"])
+def test_costs_that_are_none_are_refused_in_one_sentence(
+    content: str, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.write(CPU, more='costs = "costs.json"\n')
+    (site.root / "costs.json").write_text(content)
+    refused(site.shard("runner", "1/4"), "costs.json' holds no costs", site.compiler)
+    assert "forgotten" not in caplog.text
+
+
+def test_a_place_where_no_shards_can_be_is_not_called_missing_work(site: Site) -> None:
+    for place in ("nowhere", "plan.toml"):
+        refused(site.merge("merged", meet=place), "there is no such directory", site.compiler)
+        assert not (site.root / "merged").exists()
+
+
+def test_a_kernel_that_is_no_kernel_is_named_by_who_merges_and_nothing_is_released(site: Site) -> None:
+    site.write({**CPU, "archs": ARCHS[:1], "shards": 1})
+    assert site.shard("runner", "1/1").code == 0
+    (document,) = (site.root / "meet/shards").rglob("*.json")
+    shard = json.loads(document.read_bytes())
+    for content in (b"\x7fELF" + b"\xff" * 200, b"text"):
+        digest = sha256(content)
+        (site.root / "meet/blobs/sha256" / digest).write_bytes(content)
+        shard["kernels"][0] |= {"sha256": digest, "size": len(content)}
+        document.write_text(json.dumps(shard))
+        answer = site.merge("merged")
+        assert answer.code == 5, answer.err
+        assert f"{shard['kernels'][0]['uri']} for cpu:x86-64" in answer.err
+        assert "is not a sound ELF file" in answer.err
+        assert str(site.machine("merger").workspace) not in answer.err
+        assert not list((site.root / "merged").glob("targets/*/*/*.index.json"))
+
+
+def test_an_op_whose_declaration_cannot_be_read_is_not_just_unknown(site: Site) -> None:
+    (site.library / "more").mkdir()
+    (site.library / "more/op.toml").write_text("schema = ")
+    for named in ("scale", "more/scale", "more"):
+        options = ("--archs", ARCHS[0], "--library", "tinyops", "--out", site.root / "out")
+        refused(site.cli("runner", "build", "--ops", named, *options), "more/op.toml' is not", site.compiler)
 
 
 def test_a_document_that_gives_a_kernel_another_size_is_what_is_said_to_be_wrong(site: Site) -> None:

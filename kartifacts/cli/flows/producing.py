@@ -52,6 +52,7 @@ def build(
     of.check()
     archs = parse_archs(settings.archs, native=native(settings.archs))
     names = planned.op_names(ops, source.ops)
+    planned.check_declared(source, names)
     planned.check_variants(source, names, archs, None)
     specs, skipped = source.specs(names, archs)
     planned.check_each(names, archs, specs, skipped)
