@@ -146,7 +146,8 @@ def _look(path: str, since: int | None) -> tuple[Seen, bytes]:
             hint="include data as an array in a header of the library",
         )
     changed = since is not None and (not now or now[-1] > since)
-    return Seen(_stored(path), now if settled else (), UNKNOWN if changed else sha256(text)), text
+    # Its stamp, as it is now, would tell that what the compiler has not read is still there.
+    return Seen(_stored(path), now if settled and not changed else (), UNKNOWN if changed else sha256(text)), text
 
 
 def _looked_for(path: str, text: bytes, homes: Sequence[tuple[str, str]]) -> Iterator[str]:
