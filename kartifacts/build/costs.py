@@ -15,7 +15,7 @@ import msgspec
 
 from kartifacts.build.templates import rendered
 from kartifacts.build.workspace import replace_file
-from kartifacts.errors import KartifactsError
+from kartifacts.errors import ConfigError, KartifactsError
 from kartifacts.files.reading import read_regular
 from kartifacts.model.digest import strict_json
 from kartifacts.model.spec import Spec
@@ -64,17 +64,25 @@ class Costs:
     def read(cls, path: Path) -> Costs:
         """The table in a file; an empty one if there is none, and also, with a warning, if it is damaged."""
         try:
-            table = msgspec.convert(strict_json(read_regular(path, MAX_TABLE), what=str(path)), _Table)
+            return cls.decode(read_regular(path, MAX_TABLE), str(path))
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ConfigError) as error:
+            log.warning("what earlier builds have cost is forgotten: %s", error)
+            return cls()
+
+    @classmethod
+    def decode(cls, data: bytes, what: str) -> Costs:
+        """The table that is the content of a file; a `ConfigError` says what is wrong with it."""
+        try:
+            table = msgspec.convert(strict_json(data, what=what), _Table)
             if table.schema != SCHEMA:
                 raise ValueError(f"schema {table.schema} is not known")
             for name, cost in table.costs.items():
                 if not (0 <= cost.seconds < math.inf and cost.memory >= 0):
                     raise ValueError(f"{name[:200]!r} has cost {cost}")
-        except FileNotFoundError:
-            return cls()
-        except (OSError, KartifactsError, ValueError, RecursionError) as error:
-            log.warning("what earlier builds have cost is forgotten: %s", error)
-            return cls()
+        except (KartifactsError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{what!r} holds no costs: {error}") from error
         return cls(dict(table.costs))
 
     def write(self, path: Path) -> None:

@@ -81,7 +81,10 @@ class Library:
         if not found and (error := self.broken.get(op.rpartition("/")[0] or op)):
             raise error
         if len(found) != 1:
-            raise _not_one(op, found, self.ops, f"library {self.name!r}")
+            error = _not_one(op, found, self.ops, f"library {self.name!r}")
+            unreadable = (f"unreadable: {reason.message}" for reason in self.broken.values())
+            error.hint = "; ".join(filter(None, (error.hint, *unreadable)))
+            raise error
         family, _, name = found[0].rpartition("/")
         return family, next(decl for decl in self.families[family].op if decl.name == name)
 

@@ -77,6 +77,7 @@ def test_a_release_that_is_what_its_plan_promises_passes_with_no_compiler_at_han
     answer = site.gate("out", "--json")
     assert answer.code == 0, answer.err
     assert (answer.data["kernels"], answer.data["builds"]) == (2, ["cpu"])
+    assert site.gate("out", "--release-version", "").code == 0
     said = site.gate("out")
     assert "tinyops 1.0 is what the plan promises: sha256:" in said.out
 

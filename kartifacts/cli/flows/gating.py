@@ -26,7 +26,7 @@ def gate(repository: Path, *, plan: Path, builds: Sequence[str] = (), version: s
     from kartifacts.publish.verify import verify_repository
 
     asked = read_plan(plan).only(builds)
-    report = verify_repository(repository, library=asked.library, version=version)
+    report = verify_repository(repository, library=asked.library, version=version or None)
     report.check(str(repository))
     check_plan(
         asked, Repository(repository), report.pins, sources=lambda: promised(plan, builds)[1], judge=judge(asked.limits)

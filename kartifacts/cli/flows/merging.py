@@ -12,11 +12,13 @@ from pathlib import Path
 from kartifacts.cli.flows import packing, planned, sharding
 from kartifacts.cli.flows.shared import Report, bar
 from kartifacts.config import Settings
+from kartifacts.errors import ConfigError
 from kartifacts.model.arch import parse_arch
 from kartifacts.model.digest import canonical_json
 from kartifacts.model.layout import check_name
 from kartifacts.model.materials import Materials, joined
 from kartifacts.publish.buckets import Bucket
+from kartifacts.publish.buckets.directory import DirectoryBucket
 from kartifacts.publish.merging import gather
 from kartifacts.publish.shards import Shard, bring
 
@@ -39,6 +41,8 @@ def merge(
     of = packing.Release(out, chosen.library, version and check_name(version, "version"), lock, since, chosen)
     of.check()
     bucket = sharding.open_at(source, settings)
+    if isinstance(bucket, DirectoryBucket) and not bucket.root.is_dir():
+        raise ConfigError(f"--from {source!r}: there is no such directory", hint="name where the shards were handed in")
     gathered = gather(bucket, asked, promises, builds)
     of = replace(of, version=version or gathered.promises.library_version, promises=gathered.promises)
     with _brought(bucket, gathered.shards, settings) as paths:

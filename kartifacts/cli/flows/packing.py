@@ -97,13 +97,23 @@ def parts_of(
     ]
 
 
+def _reported(kernel: PackInput, arch: str) -> dict[str, Any]:
+    """What the bytes of a kernel say of it; names the kernel, and no file, if they cannot be read."""
+    from kartifacts.build.checks import Facts
+    from kartifacts.build.elf import inspect_bytes, read_file
+
+    content = read_file(kernel.path)
+    facts = Facts(len(content), inspect_bytes(content, f"{kernel.uri} for {arch}"))
+    return {"uri": kernel.uri, "arch": arch, "key": kernel.key, **facts.report()}
+
+
 def release(parts: Sequence[Part], of: Release, settings: Settings) -> dict[str, Any]:
     """Pack the kernels, name the release, say what it promised, pin it; gives what became of it."""
-    from kartifacts.build.checks import facts_of
     from kartifacts.build.pack import PACK_BYTES, pack_bundle
     from kartifacts.publish.promises import write_promises
     from kartifacts.publish.release import make_release
 
+    kernels = [_reported(kernel, part.materials.arch) for part in parts for kernel in part.kernels]
     limit = 0 if of.plan is None else int(of.plan.limits.get("pack_bytes", 0))
     bundles = [
         pack_bundle(
@@ -126,11 +136,7 @@ def release(parts: Sequence[Part], of: Release, settings: Settings) -> dict[str,
     if of.promises is not None:
         write_promises(of.out, of.promises, of.version)
     return {
-        "kernels": [
-            {"uri": kernel.uri, "arch": part.materials.arch, "key": kernel.key, **facts_of(kernel.path).report()}
-            for part in parts
-            for kernel in part.kernels
-        ],
+        "kernels": kernels,
         "bundles": [described(bundle) for bundle in bundles],
         "packed_bytes": sum({layer.digest: layer.size for layer in _layers(of.out, bundles)}.values()),
         "release": made.digest,

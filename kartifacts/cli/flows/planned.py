@@ -125,7 +125,7 @@ def check_declared(library: Library, names: Sequence[str]) -> None:
     for name in names:
         if library.matches(name):
             continue
-        others = [other.name for other in discover() if other.matches(name)]
+        others = [other.name for other in discover() if any(map(other.matches, op_names(name, other.ops)))]
         if others:
             raise ConfigError(
                 f"no op {name[:100]!r} is declared in library {library.name!r}, but in {', '.join(others)}",
@@ -304,7 +304,7 @@ def costs_of(plan: Plan, path: Path) -> tuple[Cost, Digest]:
             f"cannot read the costs {str(file)!r}: {error.strerror or error}",
             hint="`kartifacts build --costs-out FILE` measures them; a plan need not name any",
         ) from error
-    costs = Costs.read(file)
+    costs = Costs.decode(data, str(file))
     if not costs.known:
         raise ConfigError(f"{str(file)!r} holds no costs", hint="`kartifacts build --costs-out FILE` measures them")
     return costs.of, sha256(data)
