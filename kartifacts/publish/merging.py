@@ -8,6 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from kartifacts.errors import ConfigError, VerificationError
+from kartifacts.model.arch import parse_arch
+from kartifacts.model.materials import cuda_of
 from kartifacts.publish.buckets import Bucket, Unlisted
 from kartifacts.publish.plan import Build, Plan
 from kartifacts.publish.promises import Line, Promises, check_same
@@ -174,6 +176,7 @@ def _kernel_faults(line: Line, shards: Sequence[Shard]) -> Iterator[str]:
     made: dict[tuple[str, str], tuple[Made, Shard]] = {}
     for shard in shards:
         yield from _undescribed(shard)
+        yield from _of_another_cuda(line, shard)
         for kernel in shard.kernels:
             _, other = made.setdefault((kernel.uri, kernel.arch), (kernel, shard))
             if other is not shard:
@@ -189,6 +192,15 @@ def _kernel_faults(line: Line, shards: Sequence[Shard]) -> Iterator[str]:
     for (uri, arch), (_, shard) in made.items():
         if (uri, arch) not in promised:
             yield f"{uri} for {arch} in {shard.name} was not promised"
+
+
+def _of_another_cuda(line: Line, shard: Shard) -> Iterator[str]:
+    """Code that drivers of the build's CUDA may not run."""
+    for materials in shard.materials:
+        made = cuda_of(materials.toolchain) if parse_arch(materials.arch).kind == "cuda" else ""
+        if line.cuda and made and made != line.cuda:
+            what = f"what {shard.name} made of {materials.family} for {materials.arch}"
+            yield f"{what} is of CUDA {made}; the build is for CUDA {line.cuda}"
 
 
 def _undescribed(shard: Shard) -> Iterator[str]:

@@ -199,6 +199,14 @@ def _with_kernel_of_another_run(yard: Yard) -> None:
     yard.hand_in(replace(yard.second, kernels=[replace(first, maker=maker), *rest]))
 
 
+def _of_cuda(facts: dict[str, str]) -> Change:
+    def change(yard: Yard) -> None:
+        [described] = yard.second.materials
+        yard.hand_in(replace(yard.second, materials=[replace(described, toolchain=facts)]))
+
+    return change
+
+
 REFUSED: dict[str, tuple[Change, str]] = {
     "a gap of a shard": (
         lambda yard: yard.path(yard.second).unlink(),
@@ -231,6 +239,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a kernel of a run with other programs": (
         _with_kernel_of_another_run,
         r"n=1 for 9\.0a in shard 2/2 .* was not made with the compilers that it names",
+    ),
+    "code of another CUDA by nvcc": (
+        _of_cuda({**GCC, "version": "12.9.86"}),
+        r"what shard 2/2 .* made of demo for 9\.0a is of CUDA 12\.9; the build is for CUDA 13\.0",
+    ),
+    "code of another CUDA by Triton": (
+        _of_cuda({"kind": "triton", "version": "3.9.0", "cuda": "13.4"}),
+        r"what shard 2/2 .* made of demo for 9\.0a is of CUDA 13\.4; the build is for CUDA 13\.0",
     ),
     "a kernel that is not described": (_other(materials=[]), r"does not say what demo/op\?n=1 for 9\.0a was made of"),
 }
