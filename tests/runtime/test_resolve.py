@@ -99,7 +99,7 @@ def test_no_fetch_is_recommended_that_would_bring_nothing(
 ) -> None:
     made = make_release(norm("9.0a"))
     gpus("12.1")
-    here = {"path": made.path} if known else {}
+    here: dict[str, Any] = {"path": made.path} if known else {}
     with pytest.raises(MissingKernel, match=f"hint: {way_out}"):
         machine.registry(lock=made.lock_file, jit="never", **here).load("norm/rmsnorm", device="cuda", dtype="float32")
 
