@@ -6,6 +6,7 @@ import compileall
 import json
 import os
 import py_compile
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -230,6 +231,16 @@ def test_what_a_job_writes_and_reads_for_itself_and_elsewhere_is_not_of_the_libr
     done = compiled(output=output)
     assert (done.returncode, done.stdout) == (0, "")
     assert set(outside.read_depfile(Path(f"{output}.d"))) == {"demo/kernel.py"}
+
+
+def test_a_library_without_an_include_directory_is_not_asked_for_one(
+    root: Path, compiled: Compile, tmp_path: Path
+) -> None:
+    """Who looks for installed packages, as compilers do, opens each place of modules that is no directory."""
+    shutil.rmtree(root / "include")
+    code = "import importlib.metadata\nlist(importlib.metadata.distributions())\n"
+    (root / "demo/kernel.py").write_text(code + KERNEL["demo/kernel.py"])
+    assert made(compiled(), tmp_path) == ("2", {"demo/kernel.py", "demo/consts.py"})
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

@@ -179,7 +179,8 @@ def _do(job: Job, output: int, compiled: Callable[[Job, Any], bytes], packages: 
 def _function(job: Job) -> tuple[Any, set[str]]:
     """The function that the kernel is, of the source, which is imported from where it lies; and what came with it."""
     sys.dont_write_bytecode = True
-    sys.path[:0] = [os.path.dirname(os.path.abspath(job.source)), os.path.abspath("include")]
+    homes = [os.path.dirname(os.path.abspath(job.source)), os.path.abspath("include")]
+    sys.path[:0] = filter(os.path.isdir, homes)  # who looks for packages opens what is no directory as an archive
     before = set(sys.modules)
     spec = importlib.util.spec_from_file_location(_SOURCE, os.path.abspath(job.source))
     assert spec is not None
