@@ -54,11 +54,9 @@ def build_shard(
     planned.check_machine(build)
     if of != build.shards:
         log.warning(
-            "the plan divides build %r into %d shards, and this is one of %d: all %d have to be built, and no other "
-            "division of it",
+            "the plan divides build %r into %d shards, and this is one of %d: a merge takes all of one division",
             build.name,
             build.shards,
-            of,
             of,
         )
     specs = work.specs[build.name]
