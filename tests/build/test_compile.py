@@ -439,11 +439,16 @@ def test_a_compiler_that_drops_an_arch_is_caught_with_the_name_of_op_and_arch(
 
 
 def test_a_file_that_the_compiler_reads_behind_our_back_is_refused(
-    settings: Settings, make_spec: MakeSpec, root: Path
+    make_settings: MakeSettings, make_spec: MakeSpec, root: Path, tmp_path: Path
 ) -> None:
-    source = root / "demo/answer_cpu.cpp"
-    (root / "demo/hidden.h").write_text("")
-    source.write_text('%:include "hidden.h"\n' + source.read_text())  # a spelling of # that nobody uses
+    hidden = root / "demo/hidden.h"
+    hidden.write_text("")
+    wrapper = tmp_path / "g++"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *answer_cpu.cpp*) exec g++ -include {hidden} "$@" ;; *) exec g++ "$@" ;; esac\n'
+    )
+    wrapper.chmod(0o755)
+    settings = make_settings(KARTIFACTS_CXX=str(wrapper))
     with pytest.raises(BuildError, match=r"read 'demo/hidden.h', which the op's identity does not cover"):
         compile_specs([make_spec()], settings)
     assert nothing_was_kept(settings.workspace) or not files_in(settings.workspace / "kernels")

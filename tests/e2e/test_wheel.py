@@ -95,6 +95,9 @@ def test_an_installed_wheel_needs_no_lock_no_network_no_home_and_no_place_to_wri
     before = state_of(installed)
     prefix = read_only(machine.home, PACKAGE, installed)
     nothing: dict[str, Any] = {"HOME": None, "workspace": None, "TMPDIR": machine.home}
+    nothing["XDG_CACHE_HOME"] = (
+        machine.home / "cache"
+    )  # without a home it is that of the password file, with what is there
     for store in (None, machine.home / "store"):
         warm = machine.watched(
             LOAD, prefix=prefix, PYTHONPATH=installed, offline=1, jit="never", store=store, **nothing

@@ -9,7 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,7 +287,7 @@ def test_a_compiler_that_was_replaced_compiles_again(machine: Machine, tiny: Pat
     assert (before.origin, after.origin, second.compiled) == ("jit", "jit", 1)
 
 
-def install(place: Path, version: str, *names: str, files: Sequence[str]) -> None:
+def install(place: Path, version: str, *names: str, files: dict[str, str]) -> None:
     """Lay the distributions `names` of this version into a directory, as a wheel is unpacked."""
     for name in names:
         for old in place.glob(f"{name}-*.dist-info"):
@@ -296,16 +296,21 @@ def install(place: Path, version: str, *names: str, files: Sequence[str]) -> Non
         notes.mkdir(parents=True)
         (notes / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (notes / "RECORD").write_text("".join(f"{file},sha256={version},9\n" for file in files))
-    for file in files:
+    for file, content in files.items():
         (place / file).parent.mkdir(parents=True, exist_ok=True)
-        (place / file).touch()
+        (place / file).write_text(content)
 
 
-PACKAGES: dict[str, tuple[list[str], list[str], dict[str, str], dict[str, str]]] = {
-    "triton": (["triton"], ["triton/backends/compiler.py"], TRITON, {"dtype": "float32", "block": "128"}),
+PACKAGES: dict[str, tuple[list[str], dict[str, str], dict[str, str], dict[str, str]]] = {
+    "triton": (
+        ["triton"],
+        {"triton/backends/nvidia/compiler.py": "def get_ptxas(arch):\n    return knobs.nvidia.ptxas\n"},
+        TRITON,
+        {"dtype": "float32", "block": "128"},
+    ),
     "cutedsl": (
         [f"nvidia_cutlass_dsl{part}" for part in ("", "_libs_base", "_libs_core", "_libs_cu13")],
-        ["nvidia_cutlass_dsl/cu13/lib/libcuda_dialect_runtime_static.a"],
+        {"nvidia_cutlass_dsl/cu13/lib/libcuda_dialect_runtime_static.a": ""},
         CUTEDSL,
         {"dtype": "float32"},
     ),
@@ -854,7 +859,7 @@ for number in range(100):
         pass
 """
     environ = machine.environ({"misses": misses, "jit": "never"})
-    command = [shutil.which("python") or "python", "-c", code, str(tiny)]
+    command = [sys.executable, "-c", code, str(tiny)]
     running = [subprocess.Popen(command, env=environ, cwd=machine.home) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4
     lines = lines_of(misses)
