@@ -108,7 +108,8 @@ def test_a_runner_that_was_killed_at_half_leaves_half_to_the_next(site: Site, tm
     site.compiler.first.unlink()
 
     done = [name for name in site.files("meet") if name.startswith("kernels/")]
-    assert len(done) in (4, 5), "the fifth may have been on its way"
+    # The sixth is given out when the fourth is made: that one and the fifth may have been on their way.
+    assert len(done) in (3, 4, 5)
     assert not any(name.startswith("shards/") for name in site.files("meet"))
     compiled = site.compiler.compiled
     report = site.shard("fresh", "1/1").data
