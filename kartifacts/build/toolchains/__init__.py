@@ -131,10 +131,6 @@ class Toolchain(ABC):
     def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
         """The command that makes the shared object of a kernel."""
 
-    def link_launcher(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
-        """The command that makes the shared object which images are attached to."""
-        return self.link(objects, output)
-
     def libraries(self, spec: Spec) -> tuple[str, ...]:
         """What `spec` says to the linker, and where to look for what that names."""
         return tuple(spec.device.link_flags)

@@ -128,9 +128,6 @@ class Nvcc(Toolchain):
     def link(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
         return self.host.link(objects, output, (self.facts["runtime"], *_SYSTEM))
 
-    def link_launcher(self, objects: Sequence[str], output: str) -> tuple[str, ...]:
-        return self.host.link(objects, output)
-
     def libraries(self, spec: Spec) -> tuple[str, ...]:
         flags = spec.device.link_flags
         if not any(flag.startswith("-l") for flag in flags):
