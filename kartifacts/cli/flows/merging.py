@@ -88,7 +88,6 @@ def _brought(bucket: Bucket, shards: Sequence[Shard], settings: Settings) -> Ite
 
 def _parts(shards: Sequence[Shard], paths: Mapping[str, Path]) -> Iterator[packing.Part]:
     """The bundles of one build: what its shards made of one family for one arch with one compiler belongs together."""
-    from kartifacts.build.blocks import PackInput
 
     made = {(kernel.uri, kernel.arch): (kernel, shard.machine) for shard in shards for kernel in shard.kernels}
     groups: dict[tuple[str, str, bytes, str], list[Materials]] = {}
@@ -103,18 +102,6 @@ def _parts(shards: Sequence[Shard], paths: Mapping[str, Path]) -> Iterator[packi
         kernels = [made[described.uri, arch][0] for op in whole.ops for described in op.kernels]
         yield packing.Part(
             whole,
-            [
-                PackInput(
-                    uri=kernel.uri,
-                    path=paths[kernel.sha256],
-                    suffix=kernel.suffix,
-                    key=kernel.key,
-                    op_digest=kernel.op_digest,
-                    exports=kernel.exports,
-                    needs=kernel.needs,
-                    sha256=kernel.sha256,
-                )
-                for kernel in kernels
-            ],
+            [packing.packed(kernel, paths[kernel.sha256]) for kernel in kernels],
             tied,
         )

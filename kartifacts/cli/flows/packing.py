@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kartifacts.model.materials import Materials, Recipe
     from kartifacts.publish.plan import Plan
     from kartifacts.publish.promises import Promises
+    from kartifacts.publish.shards import Made
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,22 @@ def machine_of(arch: Arch, suffix: str, machine: str) -> str:
     return machine if suffix == ".so" and arch.kind != "cpu" else ""
 
 
+def packed(kernel: BuiltKernel | Made, path: Path) -> PackInput:
+    """A kernel, which lies at `path`, as it goes into a bundle."""
+    from kartifacts.build.blocks import PackInput
+
+    return PackInput(
+        uri=kernel.uri,
+        path=path,
+        suffix=kernel.suffix,
+        key=kernel.key,
+        op_digest=kernel.op_digest,
+        exports=kernel.exports,
+        needs=kernel.needs,
+        sha256=kernel.sha256,
+    )
+
+
 def parts_of(
     made: Sequence[tuple[Spec, BuiltKernel]],
     toolchains: Mapping[str, Toolchain],
@@ -66,7 +83,6 @@ def parts_of(
     recipe: Recipe | None,
 ) -> list[Part]:
     """Kernels that were built here, by the bundles that they will be in."""
-    from kartifacts.build.blocks import PackInput
     from kartifacts.build.materials import compiled
 
     programs = {kind: toolchain.programs(settings) for kind, toolchain in toolchains.items()}
@@ -78,19 +94,7 @@ def parts_of(
     return [
         Part(
             compiled(members, arch=str(arch), abi=FFI_ABI, programs=programs[kind], recipe=recipe),
-            [
-                PackInput(
-                    uri=kernel.uri,
-                    path=kernel.path,
-                    suffix=kernel.suffix,
-                    key=kernel.key,
-                    op_digest=kernel.op_digest,
-                    exports=kernel.exports,
-                    needs=kernel.needs,
-                    sha256=kernel.sha256,
-                )
-                for _, kernel in members
-            ],
+            [packed(kernel, kernel.path) for _, kernel in members],
             tied,
         )
         for (_, arch, kind, _, tied), members in groups.items()
